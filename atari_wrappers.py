@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atari as DeepMind preprocesses it, from gymnasium's and ale-py's own parts.
+
+    env = wrap_pytorch(wrap_deepmind(make_atari("PongNoFrameskip-v4")))  # One game.
+    envs = make_atari_vector("PongNoFrameskip-v4", 32)  # 32 games, stepped in C++.
+
+Both give uint8 [4, 84, 84]: up to 30 no-ops, one FIRE where the game has that button,
+each action for 4 frames, the maximum of the last two, grey, the last 4 stacked
+(missing ones black). With equal actions and no no-ops they give the same bytes.
+An episode past 108,000 frames is truncated, not terminated.
+
+The ids differ in more than a name: `PongNoFrameskip-v4` repeats no action by chance,
+`ALE/Pong-v5` repeats the last one with probability 0.25. `sticky_actions` overrides.
+"""
+
+import importlib
+from typing import Any
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    ClipReward,
+    FrameStackObservation,
+    TransformObservation,
+)
+
+PACKAGES = {
+    "MinAtar/": "minatar.gym",
+    "MiniGrid-": "minigrid",
+    "BabyAI-": "minigrid",
+}
+MAX_FRAMES = 108_000  # 30 minutes of play at 60 frames a second.
+
+gym.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # No banner per actor.
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether env_id is registered and played by ale-py."""
+    spec = gym.registry.get(env_id)
+    return spec is not None and spec.entry_point == "ale_py.env:AtariEnv"
+
+
+def register_package(env_id: str) -> None:
+    """Imports the package that registers env_id, for ids that gymnasium lacks."""
+    if env_id in gym.registry:
+        return
+    for prefix, package in PACKAGES.items():
+        if env_id.startswith(prefix):
+            try:
+                module = importlib.import_module(package)
+            except ImportError as error:
+                name = package.partition(".")[0]
+                raise ImportError(
+                    f"{env_id} needs the package {name}; run: pip install {name}"
+                ) from error
+            getattr(module, "register_envs", lambda: None)()
+
+
+def make_atari(
+    env_id: str,
+    sticky_actions: float | None = None,
+    full_action_set: bool = False,
+    max_frames: int = MAX_FRAMES,
+    render_mode: str | None = None,
+) -> gym.Env:
+    """The bare game, every frame; sticky_actions=None takes the probability of the id."""
+    kwargs = _game_options(env_id, sticky_actions, full_action_set, max_frames)
+    return gym.make(env_id, frameskip=1, render_mode=render_mode, **kwargs)
+
+
+def wrap_deepmind(
+    env: gym.Env,
+    episode_life: bool = False,
+    clip_rewards: bool = False,
+    frame_stack: bool = True,
+    scale: bool = False,
+    noop_max: int = 30,
+    frame_skip: int = 4,
+    fire_reset: bool = True,
+) -> gym.Env:
+    """make_atari's game as uint8 [4, 84, 84], or float32 in [0, 1] with scale.
+
+    episode_life ends an episode at each lost life while the game goes on; then
+    info["game_over"] says whether the game itself ended.
+    """
+    env = _Preprocessing(env, noop_max, frame_skip, scale, fire_reset)
+    if clip_rewards:
+        env = ClipReward(env, -1.0, 1.0)
+    if frame_stack:
+        env = FrameStackObservation(env, stack_size=4, padding_type="zero")
+    if episode_life:
+        env = EpisodicLife(env)  # Outermost: the stack runs on through a lost life.
+    return env
+
+
+def wrap_pytorch(env: gym.Env) -> gym.Env:
+    """Images as [C, H, W]: [H, W] gets a channel, [H, W, C] is turned."""
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
+        return env
+    if len(space.shape) == 3 and space.shape[0] <= space.shape[2]:
+        return env  # [C, H, W] already, as from the frame stack.
+    turn = _first_channel if len(space.shape) == 2 else _channels_first
+    return TransformObservation(env, turn, _turned(space, turn))
+
+
+def make_atari_vector(
+    env_id: str,
+    num_envs: int,
+    sticky_actions: float | None = None,
+    full_action_set: bool = False,
+    episode_life: bool = False,
+    max_frames: int = MAX_FRAMES,
+    noop_max: int = 30,
+    fire_reset: bool = True,
+    num_threads: int = 1,
+) -> gym.vector.VectorEnv:
+    """num_envs games in C++, observations [num_envs, 4, 84, 84], reset on the next step.
+
+    Rewards are whole; episode_life as in wrap_deepmind.
+    """
+    options = _game_options(env_id, sticky_actions, full_action_set, max_frames)
+    env: gym.vector.VectorEnv = AtariVectorEnv(
+        gym.spec(env_id).kwargs["game"],
+        num_envs,
+        num_threads=num_threads,
+        repeat_action_probability=options["repeat_action_probability"],
+        full_action_space=full_action_set,
+        max_num_frames_per_episode=max_frames,
+        noop_max=noop_max,
+        use_fire_reset=fire_reset,
+        reward_clipping=False,
+    )
+    if episode_life:
+        fire = "FIRE" in ale_action_meanings(env_id, full_action_set)[1:2]
+        env = VectorEpisodicLife(env, restart_action=int(fire))
+    return env
+
+
+def make_old_gym(env_id: str, render_mode: str | None = None) -> gym.Env:
+    """An environment of the abandoned `gym` package (0.26), through shimmy."""
+    try:
+        import gym as old_gym
+        import shimmy  # noqa: F401  (registers GymV26Environment-v0)
+    except ImportError as error:
+        raise ImportError(
+            f"{env_id!r} of the old gym needs shimmy and gym ({error}); "
+            "run: pip install shimmy gym==0.26.2"
+        ) from error
+    # gym's own checker uses names that numpy 2 removed; gymnasium checks instead.
+    env = old_gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
+    return gym.make("GymV26Environment-v0", env=env)
+
+
+def ale_action_meanings(env_id: str, full_action_set: bool) -> list[str]:
+    """Names of the actions, in the order of their numbers."""
+    env = make_atari(env_id, full_action_set=full_action_set)
+    try:
+        return env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+    finally:
+        env.close()
+
+
+class EpisodicLife(gym.Wrapper):
+    """Ends the episode at each lost life; resets the game only when it is over.
+
+    Mnih et al. (2015) train so. gymnasium's terminal_on_life_loss restarts the whole
+    game at each life, which is another task.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._restart_action = int(meanings[1:2] == ["FIRE"])
+        self._lives = 0
+        self._game_over = True
+        self._held_reward = 0.0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        lives = info["lives"]
+        # Q*bert shows 0 lives for some frames before its game is over.
+        life_lost = 0 < lives < self._lives
+        self._lives = lives
+        self._game_over = terminated or truncated
+        info["game_over"] = self._game_over
+        reward = float(reward) + self._held_reward
+        self._held_reward = 0.0
+        return obs, reward, terminated or life_lost, truncated, info
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        if not self._game_over and kwargs.get("seed") is None:
+            obs, reward, terminated, truncated, info = self.env.step(
+                self._restart_action
+            )
+            if not (terminated or truncated):
+                self._lives = info["lives"]
+                self._held_reward = float(reward)  # Paid with the next step.
+                info["game_over"] = False
+                return obs, info
+        obs, info = self.env.reset(**kwargs)
+        self._lives = info["lives"]
+        self._game_over = False
+        self._held_reward = 0.0
+        info["game_over"] = False
+        return obs, info
+
+
+class VectorEpisodicLife(gym.vector.VectorWrapper):
+    """EpisodicLife for AtariVectorEnv, whose own episodic_life restarts the game."""
+
+    def __init__(self, env: gym.vector.VectorEnv, restart_action: int) -> None:
+        super().__init__(env)
+        self._restart_action = restart_action
+        self._lives = np.zeros(env.num_envs, np.int32)
+        self._life_lost = np.zeros(env.num_envs, bool)
+        self._held_rewards = np.zeros(env.num_envs, np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        self._lives = info["lives"].copy()
+        self._life_lost[:] = False
+        self._held_rewards[:] = 0.0
+        return obs, info
+
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        restarting = self._life_lost
+        actions = np.where(restarting, self._restart_action, actions)
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        game_over = terminated | truncated
+        lives = info["lives"]
+        self._life_lost = (lives > 0) & (lives < self._lives) & ~game_over & ~restarting
+        self._lives = lives.copy()
+        rewards = rewards + self._held_rewards
+        # The step that restarts begins an episode: its reward is paid with the next,
+        # unless the game ends right there.
+        hold = restarting & ~game_over
+        self._held_rewards = np.where(hold, rewards, 0.0).astype(np.float32)
+        info["game_over"] = game_over
+        rewards = np.where(hold, 0.0, rewards)
+        return obs, rewards, terminated | self._life_lost, truncated, info
+
+
+class _Preprocessing(AtariPreprocessing):
+    """gymnasium's AtariPreprocessing, and FIRE for one frame after the no-ops."""
+
+    def __init__(
+        self, env: gym.Env, noop_max: int, frame_skip: int, scale: bool, fire: bool
+    ) -> None:
+        super().__init__(env, noop_max, frame_skip, scale_obs=scale)
+        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._fire = fire and meanings[1:2] == ["FIRE"]
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(**kwargs)
+        if self._fire:
+            _, _, terminated, truncated, fire_info = self.env.step(1)
+            if terminated or truncated:
+                return super().reset(**kwargs)
+            info.update(fire_info)
+            self.lives = self.ale.lives()
+            self.ale.getScreenGrayscale(self.obs_buffer[0])
+            self.obs_buffer[1].fill(0)
+            obs = self._get_obs()
+        return obs, info
+
+
+def _game_options(
+    env_id: str, sticky_actions: float | None, full_action_set: bool, max_frames: int
+) -> dict[str, Any]:
+    """Keyword arguments of ale-py's AtariEnv; raises where the ROM is missing."""
+    own = gym.spec(env_id).kwargs
+    if ale_py.roms.get_rom_path(own["game"]) is None:
+        raise FileNotFoundError(
+            f"no ROM for {env_id} (game {own['game']!r}) in ale-py {ale_py.__version__}; "
+            "run: pip install --force-reinstall ale-py"
+        )
+    sticky = (
+        own["repeat_action_probability"] if sticky_actions is None else sticky_actions
+    )
+    return {
+        "repeat_action_probability": sticky,
+        "full_action_space": full_action_set,
+        "max_num_frames_per_episode": max_frames,
+    }
+
+
+def _first_channel(image: np.ndarray) -> np.ndarray:
+    return image[None]
+
+
+def _channels_first(image: np.ndarray) -> np.ndarray:
+    return np.moveaxis(image, -1, 0)
+
+
+def _turned(space: gym.spaces.Box, turn: Any) -> gym.spaces.Box:
+    dtype = np.dtype(space.dtype or np.float32)
+    return gym.spaces.Box(turn(space.low), turn(space.high), dtype=dtype.type)

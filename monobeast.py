@@ -1,0 +1,837 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast: IMPALA on one machine, Python and PyTorch only.
+
+    python -m monobeast --env PongNoFrameskip-v4                # Train.
+    python -m monobeast --env PongNoFrameskip-v4 --xpid mine    # Train; again: resume.
+    python -m monobeast --mode test --xpid mine                 # Returns of 10 episodes.
+    python -m monobeast --mode test_render --xpid mine          # The same, as videos.
+    python -m monobeast --env CartPole-v1 --total_steps 300000
+    python -m monobeast --num_actors 0 --seed 7                 # One process, repeatable.
+
+Actors (processes) step environments and write rollouts of T + 1 rows into buffers in
+shared memory; a free and a full queue carry buffer indices; the learner stacks
+batch_size full ones, applies V-trace and publishes its weights to the actors.
+
+Paper: Espeholt et al. (2018), IMPALA, https://arxiv.org/abs/1802.01561. What differs:
+- Adam and losses averaged over the batch are the default; the paper's are
+  `--optimizer rmsprop --loss_reduction sum`. PyTorch's RMSprop adds epsilon outside
+  the square root, TensorFlow's (the paper's) inside.
+- Orthogonal initial weights. Last reward and action are fed to the LSTM only.
+- A time limit is no end of the world: its last row bootstraps from its own value.
+
+To fork it: copy this file, then edit `create_env`, `create_model` or `compute_losses`.
+"""
+
+import argparse
+import copy
+import dataclasses
+import datetime
+import functools
+import logging
+import math
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import atari_wrappers
+import rollouts
+import rundir
+import vtrace
+from rundir import UserError
+
+log = logging.getLogger("monobeast")
+
+# --------------------------------------------------------------------------- flags
+
+parser = argparse.ArgumentParser(
+    prog="python -m monobeast",
+    description="IMPALA on one machine. A step is one decision of the agent (4 frames "
+    "in Atari); every count below is in steps.",
+    epilog="Example: python -m monobeast --env BreakoutNoFrameskip-v4 --xpid breakout",
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+)
+yes_no = argparse.BooleanOptionalAction
+
+g = parser.add_argument_group("run")
+g.add_argument("--env", default="PongNoFrameskip-v4", help="gymnasium id; gym:ID for the old gym")  # fmt: skip
+g.add_argument("--mode", default="train", choices=["train", "test", "test_render"])
+g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
+g.add_argument("--savedir", default="runs", help="directory of all runs")
+g.add_argument("--seed", default=1, type=int)
+g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda, cuda:1")  # fmt: skip
+g.add_argument("--total_steps", default=2_500_000, type=int)
+g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
+g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
+g.add_argument("--num_test_episodes", default=10, type=int)
+g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
+
+g = parser.add_argument_group("environment")
+g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
+g.add_argument("--full_action_set", default=False, action=yes_no, help="Atari: all 18 actions")  # fmt: skip
+g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
+
+g = parser.add_argument_group("actors")
+g.add_argument("--num_actors", type=int, help="processes; 0: act and learn in turns in one process, repeatable bit for bit [half the cores, 1 to 8]")  # fmt: skip
+g.add_argument("--envs_per_actor", type=int, help="environments that share one model call [32 / num_actors]")  # fmt: skip
+g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
+g.add_argument("--num_buffers", type=int, help="rollouts in shared memory [2 per environment, or what a batch needs]")  # fmt: skip
+g.add_argument("--max_actor_restarts", default=1000, type=int, help="dead actors replaced before the run gives up")  # fmt: skip
+g.add_argument("--actor_timeout_s", default=300.0, type=float, help="an actor silent for so long is killed and replaced")  # fmt: skip
+
+g = parser.add_argument_group("model")
+g.add_argument("--net", default="auto", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below")  # fmt: skip
+g.add_argument("--use_lstm", default=False, action=yes_no)
+
+g = parser.add_argument_group("loss")
+g.add_argument("--discounting", default=0.99, type=float)
+g.add_argument("--baseline_cost", default=0.5, type=float)
+g.add_argument("--entropy_cost", default=0.01, type=float)
+g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
+g.add_argument("--vtrace_lambda", default=1.0, type=float)
+g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
+
+g = parser.add_argument_group("optimizer")
+g.add_argument("--batch_size", default=8, type=int, metavar="B", help="rollouts per update")  # fmt: skip
+g.add_argument("--optimizer", default="adam", choices=["adam", "rmsprop"])
+g.add_argument("--learning_rate", default=6e-4, type=float)
+g.add_argument("--lr_decay", default=True, action=yes_no, help="linearly to 0 at total_steps")  # fmt: skip
+g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
+g.add_argument("--rmsprop_alpha", default=0.99, type=float)
+g.add_argument("--rmsprop_momentum", default=0.0, type=float)
+g.add_argument("--grad_norm_clipping", default=0.5, type=float)
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [cores - num_actors]")  # fmt: skip
+
+
+def check_flags(flags: argparse.Namespace) -> None:
+    """Fills in what depends on the machine; raises ValueError saying what to type."""
+    cores = len(os.sched_getaffinity(0))
+    if flags.num_actors is None:
+        flags.num_actors = min(max(cores // 2, 1), 8)
+    if flags.envs_per_actor is None:
+        flags.envs_per_actor = max(32 // max(flags.num_actors, 1), 1)
+    if flags.learner_threads is None:
+        flags.learner_threads = max(cores - flags.num_actors, 1)
+    for name in ("total_steps", "envs_per_actor", "unroll_length", "batch_size",
+                 "num_test_episodes", "learner_threads", "learning_rate", "log_s",
+                 "checkpoint_s", "actor_timeout_s", "grad_norm_clipping"):  # fmt: skip
+        if getattr(flags, name) <= 0:
+            raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
+    for name in ("num_actors", "max_actor_restarts", "baseline_cost", "entropy_cost"):
+        if getattr(flags, name) < 0:
+            raise ValueError(f"--{name}={getattr(flags, name)} must not be negative")
+    for name in ("discounting", "vtrace_lambda", "sticky_actions"):
+        value = getattr(flags, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"--{name}={value} must lie in [0, 1]")
+    num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
+    # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
+    least = flags.batch_size + flags.envs_per_actor - 1
+    if flags.num_buffers is None:
+        flags.num_buffers = max(2 * num_envs, least)
+    if flags.num_buffers < least:
+        raise ValueError(
+            f"--num_buffers={flags.num_buffers} cannot hold a batch of "
+            f"{flags.batch_size} while an actor fills {flags.envs_per_actor}; "
+            f"pass --num_buffers={2 * least}"
+        )
+    if flags.xpid and pathlib.Path(flags.xpid).name != flags.xpid:
+        raise ValueError(f"--xpid={flags.xpid} must be a plain name; use --savedir")
+    if flags.device == "auto":
+        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=flags.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--device={flags.device}: {reason}; pass --device=cpu"
+        ) from error
+
+
+# --------------------------------------------------------------------- environment
+
+
+def create_env(
+    flags: argparse.Namespace, num_envs: int, render_mode: str | None = None
+) -> gym.vector.VectorEnv:
+    """num_envs environments that reset on the next step. The function a fork edits."""
+    atari_wrappers.register_package(flags.env)
+    if atari_wrappers.is_atari(flags.env):
+        sticky, full = flags.sticky_actions, flags.full_action_set
+        if render_mode is None:
+            return atari_wrappers.make_atari_vector(
+                flags.env, num_envs, sticky, full, episode_life=flags.episode_life
+            )
+
+    def create_one() -> gym.Env:
+        if atari_wrappers.is_atari(flags.env):
+            env = atari_wrappers.make_atari(
+                flags.env, sticky, full, render_mode=render_mode
+            )
+            env = atari_wrappers.wrap_deepmind(env)
+        elif flags.env.startswith("gym:"):
+            old_id = flags.env.removeprefix("gym:")
+            env = atari_wrappers.make_old_gym(old_id, render_mode)
+        else:
+            env = gym.make(flags.env, render_mode=render_mode)
+        space = env.observation_space
+        if isinstance(space, gym.spaces.Dict):  # MiniGrid's mission is a text.
+            texts = [k for k, s in space.items() if isinstance(s, gym.spaces.Text)]
+            if texts:
+                keys = [k for k in space if k not in texts]
+                env = gym.wrappers.FilterObservation(env, keys)
+        return atari_wrappers.wrap_pytorch(env)
+
+    return gym.vector.SyncVectorEnv(
+        [create_one] * num_envs,
+        copy=False,
+        autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
+    )
+
+
+def open_env(
+    flags: argparse.Namespace, num_envs: int, render_mode: str | None = None
+) -> gym.vector.VectorEnv:
+    """create_env's environment, checked for what this agent can train."""
+    try:
+        env = create_env(flags, num_envs, render_mode)
+    except (gym.error.Error, FileNotFoundError, ImportError) as error:
+        raise UserError(f"--env={flags.env}: {error}") from error
+    mode = env.metadata.get("autoreset_mode")
+    if mode != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(
+            f"--env={flags.env} has autoreset_mode={mode}; build it in create_env with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+        )
+    space = env.single_action_space
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise UserError(
+            f"--env={flags.env} has the action space {space}; this agent needs "
+            "Discrete(n): wrap the environment in create_env, e.g. with "
+            "gymnasium.wrappers.TransformAction"
+        )
+    return env
+
+
+# --------------------------------------------------------------------------- model
+
+
+def init(layer: Any, gain: float = math.sqrt(2)) -> Any:
+    """layer with orthogonal weights and zero bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ImageBody(nn.Module):
+    """Features [N, F] of images [N, C, H, W]; subclasses of the papers as `--net`."""
+
+    def __init__(self, shape: tuple[int, ...], net: str) -> None:
+        super().__init__()
+        channels = shape[0]
+        # Smaller ones are grids of codes (MinAtar, MiniGrid), no pictures.
+        self.scale = 1 / 255 if min(shape[1:]) >= 36 else 1.0
+        if net == "shallow":
+            self.convs = nn.Sequential(
+                init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU(),
+                init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
+                init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(),
+            )  # fmt: skip
+            self.num_features = 512
+        elif net == "deep":
+            sections: list[nn.Module] = []
+            for width in (16, 32, 32):
+                sections += [
+                    init(nn.Conv2d(channels, width, 3, padding=1)),
+                    nn.MaxPool2d(3, stride=2, padding=1),
+                    ResidualBlock(width),
+                    ResidualBlock(width),
+                ]
+                channels = width
+            self.convs = nn.Sequential(*sections, nn.ReLU())
+            self.num_features = 256
+        else:
+            self.convs = nn.Sequential(init(nn.Conv2d(channels, 16, 3)), nn.ReLU())
+            self.num_features = 128
+        with torch.no_grad():
+            num_flat = self.convs(torch.zeros(1, *shape)).numel()
+        self.fc = init(nn.Linear(num_flat, self.num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Turned while still bytes: a quarter of the memory to move.
+        x = x.contiguous(memory_format=torch.channels_last).float()
+        if self.scale != 1.0:
+            x = x * self.scale
+        return F.relu(self.fc(self.convs(x).flatten(1)))  # [N, F]
+
+
+class ResidualBlock(nn.Module):
+    """x plus two convolutions of it, as in the paper's deep network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = init(nn.Conv2d(width, width, 3, padding=1))
+        self.conv2 = init(nn.Conv2d(width, width, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+
+
+class FlatBody(nn.Module):
+    """Features [N, F] of vectors and numbers; a Discrete one is taken one-hot."""
+
+    def __init__(self, space: gym.Space) -> None:
+        super().__init__()
+        self.one_hot = int(space.n) if isinstance(space, gym.spaces.Discrete) else 0
+        width = self.one_hot or int(np.prod(space.shape or (1,)))
+        self.num_features = 64
+        self.layers = nn.Sequential(
+            init(nn.Linear(width, 64)), nn.Tanh(), init(nn.Linear(64, 64)), nn.Tanh()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.one_hot:
+            x = F.one_hot(x.long(), self.one_hot)
+        return self.layers(x.reshape(x.shape[0], -1).float())  # [N, F]
+
+
+class Net(nn.Module):
+    """Policy and baseline over one body per observation, and an LSTM if asked for.
+
+    inputs are rows [T, B, ...]; core_state is the state before row 0, () without LSTM.
+    """
+
+    def __init__(
+        self, space: gym.Space, num_actions: int, net: str, use_lstm: bool
+    ) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        bodies = [create_body(leaf, net) for leaf in leaf_spaces(space)]
+        self.bodies = nn.ModuleList(bodies)
+        width = sum(body.num_features for body in bodies)
+        self.lstm = None
+        if use_lstm:
+            self.lstm = nn.LSTM(width + num_actions + 1, 256)
+            width = 256
+        self.policy = init(nn.Linear(width, num_actions), gain=0.01)
+        self.baseline = init(nn.Linear(width, 1), gain=1.0)
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """State at the start of an episode, each [layers, B, H]."""
+        if self.lstm is None:
+            return ()
+        like = self.policy.weight
+        return tuple(like.new_zeros(1, batch_size, 256) for _ in range(2))
+
+    def forward(
+        self, inputs: dict[str, Any], core_state: tuple[Tensor, ...] = ()
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        T, B = inputs["first"].shape
+        leaves = tree_leaves(inputs["observation"])
+        features = [
+            body(x.flatten(0, 1)) for body, x in zip(self.bodies, leaves, strict=True)
+        ]
+        x = torch.cat(features, dim=-1)  # [T * B, F]
+        if self.lstm is not None:
+            reward = inputs["reward"].clamp(-1, 1).reshape(T * B, 1)
+            last_action = F.one_hot(inputs["last_action"].flatten(), self.num_actions)
+            x = torch.cat([x, reward, last_action], dim=-1).view(T, B, -1)
+            initial = self.initial_state(B)
+            outputs = []
+            for x_t, first in zip(x, inputs["first"], strict=True):
+                core_state = tuple(
+                    torch.where(first[None, :, None], i, s)
+                    for i, s in zip(initial, core_state, strict=True)
+                )
+                output, core_state = self.lstm(x_t[None], core_state)
+                outputs.append(output)
+            x = torch.cat(outputs).flatten(0, 1)  # [T * B, 256]
+        return {
+            "policy_logits": self.policy(x).view(T, B, self.num_actions),
+            "baseline": self.baseline(x).view(T, B),
+        }, core_state
+
+
+def leaf_spaces(space: gym.Space) -> list[gym.Space]:
+    """The spaces inside Dict and Tuple, in the order of tree_leaves(observation)."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for inner in space.values() for leaf in leaf_spaces(inner)]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for inner in space for leaf in leaf_spaces(inner)]
+    return [space]
+
+
+def create_body(space: gym.Space, net: str) -> Any:
+    """Body for one array of the observation: images get `net`, all else the MLP."""
+    number_spaces = (
+        gym.spaces.Box,
+        gym.spaces.Discrete,
+        gym.spaces.MultiDiscrete,
+        gym.spaces.MultiBinary,
+    )
+    if not isinstance(space, number_spaces):
+        raise UserError(
+            f"no network for the observation space {space}; turn it into arrays in "
+            "create_env or write a body for it in create_body"
+        )
+    shape = space.shape or ()
+    if len(shape) != 3 or net == "mlp":
+        return FlatBody(space)
+    smallest = min(shape[1:])
+    if net == "auto":
+        net = "shallow" if smallest >= 36 else "small"
+    least = {"shallow": 36, "deep": 1, "small": 3}[net]
+    if smallest < least:
+        raise UserError(
+            f"--net={net} needs images of at least {least} pixels, the observation is "
+            f"{shape}; pass --net=auto"
+        )
+    return ImageBody(shape, net)
+
+
+def create_model(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> nn.Module:
+    """The agent's network; a fork returns its own with forward and initial_state."""
+    num_actions = int(env.single_action_space.n)  # type: ignore[attr-defined]
+    net = Net(env.single_observation_space, num_actions, flags.net, flags.use_lstm)
+    # Training runs three times faster than with NCHW weights on CPU.
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+# -------------------------------------------------------------------------- losses
+
+
+def compute_policy_gradient_loss(
+    logits: Tensor, actions: Tensor, advantages: Tensor
+) -> Tensor:
+    """-log pi(a|x) * advantage, [T, B]; advantages get no gradient."""
+    return -vtrace.action_log_probs(logits, actions) * advantages.detach()
+
+
+def compute_baseline_loss(vs: Tensor, baseline: Tensor) -> Tensor:
+    """Half the squared distance of the baseline from its target vs, [T, B]."""
+    return 0.5 * (vs.detach() - baseline) ** 2
+
+
+def compute_entropy_loss(logits: Tensor) -> Tensor:
+    """Minus the entropy of the policy, [T, B]."""
+    log_pi = F.log_softmax(logits, dim=-1)  # [T, B, A]
+    return (log_pi.exp() * log_pi).sum(dim=-1)  # [T, B]
+
+
+def compute_losses(
+    flags: argparse.Namespace,
+    model: nn.Module,
+    batch: dict[str, Any],
+    core_state: tuple[Tensor, ...],
+) -> dict[str, Tensor]:
+    """Scalars: total_loss to minimise, and its parts. batch is [T + 1, B, ...]."""
+    outputs, _ = model(batch, core_state)
+    logits = outputs["policy_logits"][:-1]  # [T, B, A]
+    values = outputs["baseline"]  # [T + 1, B]
+
+    # Row t + 1 tells what came of the action at row t, unless it begins an episode:
+    # that action was ignored and there is no transition to learn from.
+    valid = ~batch["first"][1:]  # [T, B]
+    rewards = batch["reward"][1:]
+    if flags.clip_rewards:
+        rewards = rewards.clamp(-1, 1)
+    discounts = (~batch["terminated"][1:]).float() * flags.discounting
+
+    returns = vtrace.from_logits(
+        behavior_policy_logits=batch["policy_logits"][:-1],
+        target_policy_logits=logits.detach(),
+        actions=batch["action"][:-1],
+        discounts=discounts,
+        rewards=rewards,
+        values=values[:-1].detach(),
+        bootstrap_value=values[-1].detach(),
+        lambda_=flags.vtrace_lambda,
+        mask=valid,
+    )
+
+    def reduce(loss: Tensor) -> Tensor:
+        total = (loss * valid).sum()
+        return (
+            total / valid.sum().clamp(min=1)
+            if flags.loss_reduction == "mean"
+            else total
+        )
+
+    pg_loss = reduce(
+        compute_policy_gradient_loss(
+            logits, batch["action"][:-1], returns.pg_advantages
+        )
+    )
+    baseline_loss = reduce(compute_baseline_loss(returns.vs, values[:-1]))
+    entropy_loss = reduce(compute_entropy_loss(logits))
+    total_loss = (
+        pg_loss
+        + flags.baseline_cost * baseline_loss
+        + flags.entropy_cost * entropy_loss
+    )
+    return {
+        "total_loss": total_loss,
+        "pg_loss": pg_loss,
+        "baseline_loss": baseline_loss,
+        "entropy_loss": entropy_loss,
+    }
+
+
+# ----------------------------------------------------------------------------- act
+
+
+class Actor:
+    """Steps K environments with its own copy of the model, a rollout at a time."""
+
+    def __init__(
+        self, flags: argparse.Namespace, weights: rollouts.SharedWeights, seed: int
+    ) -> None:
+        self.flags = flags
+        self.weights = weights
+        self.rows = rollouts.RowMaker(open_env(flags, flags.envs_per_actor), seed)
+        self.model: Any = copy.deepcopy(weights.copies[0]).eval()
+        self.version = -1
+        self.generator = torch.Generator().manual_seed(seed)
+        self.core_state = self.model.initial_state(flags.envs_per_actor)
+        self.row = self._decide(self.rows.initial())
+
+    @torch.inference_mode()
+    def _decide(self, row: dict[str, Any]) -> dict[str, Any]:
+        """row with what the agent says to it; core_state moves on."""
+        self.version = self.weights.pull(self.model, self.version)
+        self.state_before_row = self.core_state
+        inputs = tree_map(lambda x: x[None], row)  # [1, K, ...]
+        outputs, self.core_state = self.model(inputs, self.core_state)
+        row |= {key: value[0] for key, value in outputs.items()}
+        probabilities = F.softmax(row["policy_logits"], dim=-1)
+        action = torch.multinomial(probabilities, 1, generator=self.generator)
+        row["action"] = action.squeeze(-1)  # [K]
+        row["policy_version"] = torch.full_like(row["action"], self.version)
+        return row
+
+    def rollout(
+        self, buffers: rollouts.Buffers, indices: list[int]
+    ) -> list[rundir.Episode]:
+        """Fills K buffers; gives the games that ended meanwhile."""
+        buffers.write_state(indices, self.state_before_row)
+        buffers.write_row(indices, 0, self.row)  # The last row of the rollout before.
+        for t in range(1, self.flags.unroll_length + 1):
+            self.row = self._decide(self.rows.step(self.row["action"].numpy()))
+            buffers.write_row(indices, t, self.row)
+        episodes, self.rows.finished = self.rows.finished, []
+        return episodes
+
+    def close(self) -> None:
+        self.rows.env.close()
+
+
+# --------------------------------------------------------------------------- learn
+
+
+@dataclasses.dataclass
+class Learner:
+    """The model on its way: what a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    updates: int = 0  # Also the version of the weights.
+    diverged: bool = False
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "step": self.step,
+            "updates": self.updates,
+        }
+
+    def restore(self, saved: dict[str, Any], flags: argparse.Namespace) -> None:
+        before = saved["flags"]["optimizer"]
+        if before != flags.optimizer:
+            raise UserError(
+                f"--xpid={flags.xpid} was trained with --optimizer={before}; pass that, "
+                "or another --xpid"
+            )
+        rundir.load_weights(self.model, saved, vars(flags))
+        self.optimizer.load_state_dict(saved["optimizer_state_dict"])
+        self.step, self.updates = saved["step"], saved["updates"]
+
+
+def build_learner(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> Learner:
+    model = create_model(flags, env).to(flags.device)
+    optimizer: torch.optim.Optimizer
+    if flags.optimizer == "adam":
+        optimizer = torch.optim.Adam(
+            model.parameters(), flags.learning_rate, eps=flags.epsilon, fused=True
+        )
+    else:
+        optimizer = torch.optim.RMSprop(
+            model.parameters(),
+            flags.learning_rate,
+            alpha=flags.rmsprop_alpha,
+            eps=flags.epsilon,
+            momentum=flags.rmsprop_momentum,
+            foreach=True,
+        )
+    return Learner(model, optimizer)
+
+
+def learn(
+    flags: argparse.Namespace,
+    learner: Learner,
+    batch: dict[str, Any],
+    core_state: tuple[Tensor, ...],
+) -> dict[str, float]:
+    """One update from a batch [T + 1, B, ...]; gives what the log shows of it."""
+    done = min(learner.step / flags.total_steps, 1.0) if flags.lr_decay else 0.0
+    for group in learner.optimizer.param_groups:
+        group["lr"] = flags.learning_rate * (1 - done)
+    losses = compute_losses(flags, learner.model, batch, core_state)
+    learner.optimizer.zero_grad()
+    losses["total_loss"].backward()
+    grad_norm = nn.utils.clip_grad_norm_(
+        learner.model.parameters(), flags.grad_norm_clipping
+    )
+    stats = {name: loss.item() for name, loss in losses.items()}
+    stats["grad_norm"] = grad_norm.item()
+    for name, value in stats.items():
+        if not math.isfinite(value):
+            learner.diverged = True
+            raise UserError(
+                f"{name} is {value} at step {learner.step} ({stats}); the last good "
+                "checkpoint stays as it is; try a smaller --learning_rate"
+            )
+    learner.optimizer.step()
+    versions = batch["policy_version"][:-1].float()
+    stats["policy_lag"] = learner.updates - versions.mean().item()
+    stats["learning_rate"] = flags.learning_rate * (1 - done)
+    learner.step += flags.unroll_length * flags.batch_size
+    learner.updates += 1
+    return stats
+
+
+# --------------------------------------------------------------------------- train
+
+
+STATS = (
+    "total_loss", "pg_loss", "baseline_loss", "entropy_loss", "grad_norm",
+    "learning_rate", "policy_lag", "learner_wait", "actor_restarts",
+)  # fmt: skip
+
+
+def start_actors(
+    flags: argparse.Namespace, weights: rollouts.SharedWeights, step: int
+) -> rollouts.ActorProcesses | rollouts.InlineActor:
+    """The source of batches, to be used with `with`."""
+    # An actor of our own shows what rows look like, and trips over what does not work
+    # before any process is started.
+    shape_flags = argparse.Namespace(**vars(flags))
+    if flags.num_actors:
+        shape_flags.envs_per_actor = 1
+    seed = rollouts.derive_seed(flags.seed, step, 0, 0)
+    actor = Actor(shape_flags, weights, seed)
+    buffers = rollouts.Buffers(
+        flags.num_buffers, flags.unroll_length, actor.row, actor.core_state
+    )
+    num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
+    log.info(
+        f"plan: {num_envs} environments in "
+        + (
+            f"{flags.num_actors} actor process(es)"
+            if flags.num_actors
+            else "this process"
+        )
+        + f", {flags.num_buffers} buffers ({buffers.num_bytes / 2**20:.0f} MiB shared); "
+        f"learner on {flags.device} with {flags.learner_threads} thread(s), updates of "
+        f"{flags.batch_size} x {flags.unroll_length} steps; "
+        f"{len(os.sched_getaffinity(0))} cores"
+    )
+    if not flags.num_actors:
+        return rollouts.InlineActor(
+            actor, buffers, flags.envs_per_actor, flags.batch_size, flags.device
+        )
+    actor.close()
+    return rollouts.ActorProcesses(
+        functools.partial(Actor, flags, weights),
+        buffers,
+        flags.num_actors,
+        flags.envs_per_actor,
+        flags.batch_size,
+        flags.device,
+        seed=(flags.seed, step),
+        max_restarts=flags.max_actor_restarts,
+        timeout_s=flags.actor_timeout_s,
+    )
+
+
+def train(flags: argparse.Namespace) -> int:
+    """Trains to total_steps or to a signal; gives the exit code."""
+    torch.manual_seed(flags.seed)
+    torch.set_num_threads(flags.learner_threads)
+    env = open_env(flags, 1)
+    log.info("environment: %s", env.spec or gym.registry.get(flags.env))
+    learner = build_learner(flags, env)
+    env.close()
+    if not flags.xpid:
+        name = flags.env.replace("/", "-").replace(":", "-")
+        flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
+    with (
+        rundir.StopSignals() as stop,
+        rundir.Run(path, "monobeast", vars(flags), STATS, flags.log_s) as run,
+    ):
+        if saved := run.restore():
+            learner.restore(saved, flags)
+        log.info("%s: from step %d to %d", path, learner.step, flags.total_steps)
+        weights = rollouts.SharedWeights(learner.model)
+        weights.publish(learner.model, learner.updates)
+        with start_actors(flags, weights, learner.step) as source:
+            try:
+                train_loop(flags, learner, run, weights, source, stop)
+            finally:
+                if not learner.diverged:
+                    run.save(learner.state())
+    where = f"--env {flags.env} --savedir {flags.savedir} --xpid {flags.xpid}"
+    if stop.received:
+        log.info("stopped by signal %d at step %d", stop.received, learner.step)
+        log.info("resume with: python -m monobeast %s", where)
+        return 128 + stop.received
+    log.info("done; see it play: python -m monobeast --mode test_render %s", where)
+    log.info("curves: tensorboard --logdir %s", flags.savedir)
+    return 0
+
+
+def train_loop(
+    flags: argparse.Namespace,
+    learner: Learner,
+    run: rundir.Run,
+    weights: rollouts.SharedWeights,
+    source: rollouts.ActorProcesses | rollouts.InlineActor,
+    stop: rundir.StopSignals,
+) -> None:
+    from tqdm import tqdm
+
+    updated = time.monotonic()
+    with tqdm(
+        total=flags.total_steps,
+        initial=learner.step,
+        unit=" steps",
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        while learner.step < flags.total_steps and not stop.received:
+            if (batch := source.next_batch()) is None:
+                continue
+            arrived = time.monotonic()
+            stats = learn(flags, learner, batch.rows, batch.core_state)
+            weights.publish(learner.model, learner.updates)
+            stats["actor_restarts"] = source.num_restarts
+            waited_s, updated = arrived - updated, time.monotonic()
+            stats["learner_wait"] = waited_s / (waited_s + updated - arrived)
+            last = learner.step >= flags.total_steps
+            if run.log(learner.step, learner.updates, stats, batch.episodes, last):
+                bar.set_postfix_str(run.summary().split(" | ", 2)[2])
+                if bar.disable:
+                    log.info(run.summary())
+            bar.update(learner.step - bar.n)
+            run.save_every(flags.checkpoint_s, learner.state())
+
+
+# ---------------------------------------------------------------------------- test
+
+
+def test(flags: argparse.Namespace) -> list[float]:
+    """Returns of num_test_episodes whole games, each the first of its environment."""
+    run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
+    saved = rundir.load_checkpoint(run_path / "model.tar")
+    flags.episode_life = False
+    rendering = flags.mode == "test_render"
+    env = open_env(flags, 1 if rendering else flags.num_test_episodes,
+                   "rgb_array" if rendering else None)  # fmt: skip
+    model = create_model(flags, env)
+    rundir.load_weights(model, saved, vars(flags))
+    model.eval()
+    returns: list[float] = []
+    videos = run_path / "videos"
+    for i in range(flags.num_test_episodes if rendering else 1):
+        frames: list[np.ndarray] | None = [] if rendering else None
+        returns += play(flags, env, model, seed=flags.seed + i, frames=frames)
+        if frames is not None:
+            fps = 15 if atari_wrappers.is_atari(flags.env) else 30
+            rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
+    env.close()
+    print(
+        f"{len(returns)} episodes of {flags.env} after {saved['step']} steps: "
+        f"mean {np.mean(returns):.2f}, min {min(returns):.2f}, "
+        f"max {max(returns):.2f}, std {np.std(returns):.2f}"
+        + (f"; videos in {videos}" if rendering else "")
+    )
+    return returns
+
+
+@torch.inference_mode()
+def play(
+    flags: argparse.Namespace,
+    env: gym.vector.VectorEnv,
+    model: Any,
+    seed: int,
+    frames: list[np.ndarray] | None,
+) -> list[float]:
+    """Return of the first episode of each environment; pictures go to frames."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = rollouts.RowMaker(env, seed)
+    row = rows.initial()
+    core_state = model.initial_state(env.num_envs)
+    returns: dict[int, float] = {}
+    while len(returns) < env.num_envs:
+        if frames is not None:
+            pictures: Any = env.render()
+            frames.append(np.asarray(pictures[0]))
+        outputs, core_state = model(tree_map(lambda x: x[None], row), core_state)
+        logits = outputs["policy_logits"][0]  # [K, A]
+        if flags.greedy:
+            actions = logits.argmax(dim=-1)
+        else:
+            probabilities = F.softmax(logits, dim=-1)
+            actions = torch.multinomial(probabilities, 1, generator=generator).squeeze(
+                -1
+            )
+        row = rows.step(actions.numpy())
+        ended = row["terminated"] | row["truncated"]
+        for k in ended.nonzero().flatten().tolist():
+            returns.setdefault(k, row["episode_return"][k].item())
+    return [returns[k] for k in range(env.num_envs)]
+
+
+# ---------------------------------------------------------------------------- main
+
+
+def main(flags: argparse.Namespace) -> int:
+    logging.basicConfig(
+        format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
+    )
+    log.setLevel(logging.INFO)
+    try:
+        check_flags(flags)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        if flags.mode == "train":
+            return train(flags)
+        test(flags)
+        return 0
+    except UserError as error:
+        log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser.parse_args()))

@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of actor processes, through shared memory: rows, buffers, supervision.
+
+What no research idea edits, shared by agents that act on one machine. Actors write
+rollouts into buffers in shared memory; a free and a full queue carry buffer indices;
+batches of full ones come out. An actor is any object with
+
+    rollout(buffers, indices) -> list of (return, steps) of the games that ended
+
+Actors may be killed at any moment: they share no lock, each has a pipe of its own, and
+a death is an EOF on it. What the dead one held is free again, a new one takes its place.
+"""
+
+import collections
+import contextlib
+import copy
+import ctypes
+import dataclasses
+import logging
+import multiprocessing
+import multiprocessing.connection
+import pathlib
+import queue
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from rundir import Episode, UserError
+
+log = logging.getLogger("rollouts")
+
+
+class Batch(NamedTuple):
+    rows: dict[str, Any]  # [T + 1, B, ...]
+    core_state: tuple[Tensor, ...]  # Before row 0, each [layers, B, H].
+    episodes: list[Episode]  # Games that ended in these rollouts.
+
+
+class RowMaker:
+    """Steps K environments and gives what they say as rows: nests of tensors [K, ...].
+
+    The environments reset on the next step: the action on an ending row only resets,
+    and the row after it is marked `first`. With life-loss episodes info["game_over"]
+    tells ends of games from ends of episodes; statistics are of whole games.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv, seed: int) -> None:
+        self.env = env
+        self.finished: list[Episode] = []  # Games that ended; the reader empties it.
+        self._seed = seed
+        self._returns = np.zeros(env.num_envs, np.float32)
+        self._steps = np.zeros(env.num_envs, np.int32)
+        self._ended = np.ones(env.num_envs, bool)
+        self._game_over = np.ones(env.num_envs, bool)
+
+    def initial(self) -> dict[str, Any]:
+        """The first rows: an episode begins, nothing was earned or done before."""
+        obs, _ = self.env.reset(seed=self._seed)
+        none = np.zeros(self.env.num_envs, np.int64)
+        return self._row(obs, none, none.astype(bool), none.astype(bool), none, {})
+
+    def step(self, actions: np.ndarray) -> dict[str, Any]:
+        """Rows after actions [K]."""
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        return self._row(obs, rewards, terminated, truncated, actions, info)
+
+    def _row(
+        self,
+        obs: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        actions: np.ndarray,
+        info: dict[str, Any],
+    ) -> dict[str, Any]:
+        first, new_game = self._ended, self._game_over
+        rewards = np.where(first, 0.0, rewards).astype(np.float32)
+        self._returns = np.where(new_game, rewards, self._returns + rewards)
+        self._steps = np.where(new_game, 0, self._steps + ~first)
+        self._ended = np.asarray(terminated | truncated)
+        self._game_over = self._ended & np.asarray(info.get("game_over", True))
+        for k in np.flatnonzero(self._game_over):
+            self.finished.append((float(self._returns[k]), int(self._steps[k])))
+        row = {
+            "observation": tree_map(np.asarray, obs),
+            "reward": rewards,
+            "terminated": np.asarray(terminated),
+            "truncated": np.asarray(truncated),
+            "first": first,
+            "last_action": actions,
+            "episode_return": self._returns,
+            "episode_step": self._steps,
+        }
+        return tree_map(torch.from_numpy, row)
+
+
+class SharedWeights:
+    """The learner's weights for the actors: two copies in shared memory, one writer.
+
+    publish() writes the copy that no reader is sent to; pull() copies, then looks
+    whether the writer has come round to that copy meanwhile, and if so copies again.
+    Nobody holds a lock, so a process killed here leaves nothing locked.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.copies = [copy.deepcopy(model).cpu().share_memory() for _ in range(2)]
+        self.begun = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.published = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Makes model's weights those of `version`, which is one above the last."""
+        self.begun.fill_(version)
+        self.copies[version % 2].load_state_dict(model.state_dict())
+        self.published.fill_(version)
+
+    def pull(self, model: nn.Module, version: int) -> int:
+        """The newest version, loaded into model unless that is the one it has."""
+        while (newest := int(self.published)) != version:
+            model.load_state_dict(self.copies[newest % 2].state_dict())
+            if int(self.begun) < newest + 2:
+                version = newest
+        return version
+
+
+class Buffers:
+    """num_buffers rollouts of T + 1 rows in shared memory, shaped like a sample row.
+
+    row is a nest of [K, ...], core_state of [layers, K, H], as an actor has them.
+    """
+
+    def __init__(
+        self,
+        num_buffers: int,
+        unroll_length: int,
+        row: dict[str, Any],
+        core_state: tuple[Tensor, ...],
+    ) -> None:
+        sizes = [x[0].numel() * x.element_size() for x in tree_leaves(row)]
+        self.num_buffers = num_buffers
+        self.num_bytes = num_buffers * (unroll_length + 1) * sum(sizes)
+        check_shared_memory(self.num_bytes)
+
+        def allocate(x: Tensor) -> Tensor:
+            shape = (num_buffers, unroll_length + 1, *x.shape[1:])
+            return torch.empty(shape, dtype=x.dtype).share_memory_()
+
+        self.rows = tree_map(allocate, row)
+        self.states = tuple(  # Each [layers, num_buffers, H].
+            x[:, :1].repeat_interleave(num_buffers, dim=1).share_memory_()
+            for x in core_state
+        )
+
+    def write_row(self, indices: list[int], t: int, row: dict[str, Any]) -> None:
+        """Puts row t of K rollouts into their buffers."""
+        where = torch.tensor(indices)
+        for buffer, x in zip(tree_leaves(self.rows), tree_leaves(row), strict=True):
+            buffer.select(1, t).index_copy_(0, where, x)
+
+    def write_state(self, indices: list[int], state: tuple[Tensor, ...]) -> None:
+        """Puts the core states before row 0 of K rollouts into their buffers."""
+        for buffer, x in zip(self.states, state, strict=True):
+            buffer.index_copy_(1, torch.tensor(indices), x)
+
+    def stack(self, indices: list[int], device: str) -> tuple[Any, Any]:
+        """Rows [T + 1, B, ...] and core state [layers, B, H] of B rollouts, copied."""
+        where = torch.tensor(indices)
+        batch = tree_map(lambda x: torch.stack([x[i] for i in indices], 1), self.rows)
+        state = tuple(x.index_select(1, where) for x in self.states)
+        if device == "cpu":
+            return batch, state
+        return tree_map(
+            lambda x: x.pin_memory().to(device, non_blocking=True), (batch, state)
+        )
+
+
+def check_shared_memory(num_bytes: int) -> None:
+    """Raises UserError where buffers would not fit: touching them would be SIGBUS."""
+    shm = pathlib.Path("/dev/shm")
+    if shm.exists() and (free := shutil.disk_usage(shm).free) < 1.1 * num_bytes:
+        raise UserError(
+            f"the rollout buffers need {num_bytes / 2**20:.0f} MiB of /dev/shm, "
+            f"{free / 2**20:.0f} MiB are free; pass a smaller --num_buffers or "
+            "--envs_per_actor, or in Docker: --shm-size=2g"
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        # Every shared tensor and every actor takes a few file descriptors.
+        wanted = 1024 if hard == resource.RLIM_INFINITY else min(1024, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def run_actor(
+    make_actor: Callable[[int], Any],
+    seed: int,
+    buffers: Buffers,
+    pipe: multiprocessing.connection.Connection,
+) -> None:
+    """Body of an actor process: takes indices from the pipe, gives them back full."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans.
+    torch.set_num_threads(1)
+    try:
+        actor = make_actor(seed)
+        while True:
+            indices = pipe.recv()
+            pipe.send((indices, actor.rollout(buffers, indices), None))
+    except (EOFError, BrokenPipeError):
+        pass  # The learner is gone.
+    except UserError as error:
+        pipe.send(([], [], str(error)))
+        raise SystemExit(1) from None
+    except Exception:
+        pipe.send(([], [], traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+@dataclasses.dataclass
+class _Slot:
+    """One actor's place: the process that fills it now and what that one holds."""
+
+    actor_id: int
+    process: Any = None
+    pipe: Any = None
+    held: list[list[int]] = dataclasses.field(default_factory=list)
+    lives: int = 0
+    deaths_in_a_row: int = 0  # Without a rollout in between.
+    last_words: str | None = None
+    heard: float = 0.0  # When it last sent something or got work after idling.
+    restart_at: float = 0.0
+
+
+class ActorProcesses:
+    """num_actors processes and the batches they make; use it with `with`.
+
+    Two threads: one owns the processes and deals out buffers, one stacks the next
+    batch. next_batch() raises the first error of either. make_actor(seed) is called in
+    the processes, which are spawned, so it must pickle. An actor that dies is replaced;
+    three deaths in a row without a rollout, or max_restarts in all, end the run.
+    """
+
+    def __init__(
+        self,
+        make_actor: Callable[[int], Any],
+        buffers: Buffers,
+        num_actors: int,
+        envs_per_actor: int,
+        batch_size: int,
+        device: str = "cpu",
+        seed: tuple[int, ...] = (0,),
+        max_restarts: int = 1000,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self.make_actor, self.buffers, self.seed = make_actor, buffers, seed
+        self.envs_per_actor, self.batch_size = envs_per_actor, batch_size
+        self.device, self.max_restarts, self.timeout_s = device, max_restarts, timeout_s
+        self.num_restarts = 0
+        self.free_queue = collections.deque(range(buffers.num_buffers))
+        self.full_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._slots = [_Slot(i) for i in range(num_actors)]
+        self._batches: queue.Queue[Batch] = queue.Queue(maxsize=1)
+        self._freed, self._give_back = multiprocessing.Pipe(duplex=False)
+        self._error: BaseException | None = None
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=body.__name__)
+            for body in (self._deal, self._stack)
+        ]
+
+    def __enter__(self) -> "ActorProcesses":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        self._closing.set()
+        self.full_queue.put(None)
+        with contextlib.suppress(OSError):
+            self._give_back.send([])  # Wakes the dealer.
+        for thread in self._threads:
+            thread.join(timeout=8)
+            if thread.is_alive():
+                log.error("thread %s did not end within 8 s", thread.name)
+
+    def pids(self) -> list[int]:
+        """Of the actors that run now."""
+        return [slot.process.pid for slot in self._slots if slot.process]
+
+    def next_batch(self, timeout_s: float = 0.5) -> Batch | None:
+        """The next batch, None if there is none yet."""
+        if self._error is not None:
+            raise self._error
+        with contextlib.suppress(queue.Empty):
+            return self._batches.get(timeout=timeout_s)
+        return None
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            self._error = error
+
+    def _stack(self) -> None:
+        while not self._closing.is_set():
+            filled: list[tuple[int, list[Episode]]] = []
+            while len(filled) < self.batch_size:
+                if (item := self.full_queue.get()) is None:
+                    return
+                filled.append(item)
+            indices = [index for index, _ in filled]
+            episodes = [episode for _, ended in filled for episode in ended]
+            batch = Batch(*self.buffers.stack(indices, self.device), episodes)
+            self._give_back.send(indices)
+            while not self._closing.is_set():
+                with contextlib.suppress(queue.Full):
+                    self._batches.put(batch, timeout=0.2)
+                    break
+
+    def _deal(self) -> None:
+        """Owns the processes: starts, feeds, replaces and ends them."""
+        try:
+            while not self._closing.is_set():
+                self._start_missing()
+                self._hand_out()
+                slots = {slot.pipe: slot for slot in self._slots if slot.pipe}
+                for pipe in multiprocessing.connection.wait([self._freed, *slots], 0.5):
+                    if pipe is self._freed:
+                        self.free_queue.extend(self._freed.recv())
+                    else:
+                        self._hear(slots[pipe])
+                self._kill_silent()
+        finally:
+            end_processes([slot.process for slot in self._slots if slot.process])
+
+    def _start_missing(self) -> None:
+        spawn = multiprocessing.get_context("spawn")  # OpenMP and gRPC dislike fork.
+        for slot in self._slots:
+            if slot.process or time.monotonic() < slot.restart_at:
+                continue
+            slot.pipe, theirs = spawn.Pipe()
+            seed = derive_seed(*self.seed, slot.actor_id, slot.lives)
+            slot.process = spawn.Process(
+                target=run_actor,
+                args=(self.make_actor, seed, self.buffers, theirs),
+                name=f"actor-{slot.actor_id}",
+                daemon=True,
+            )
+            slot.process.start()
+            theirs.close()  # Only the actor's own end is left: its death is an EOF.
+            slot.lives += 1
+            slot.last_words = None
+            slot.heard = time.monotonic()
+
+    def _hand_out(self) -> None:
+        """Gives actors their next buffers, those first that have none."""
+        for slot in sorted(self._slots, key=lambda slot: len(slot.held)):
+            enough = len(self.free_queue) >= self.envs_per_actor
+            if slot.process and len(slot.held) < 2 and enough:
+                indices = [
+                    self.free_queue.popleft() for _ in range(self.envs_per_actor)
+                ]
+                if not slot.held:
+                    slot.heard = time.monotonic()
+                slot.held.append(indices)
+                with contextlib.suppress(OSError):  # Dead: its EOF is on the way.
+                    slot.pipe.send(indices)
+
+    def _hear(self, slot: _Slot) -> None:
+        try:
+            indices, episodes, last_words = slot.pipe.recv()
+        except (EOFError, OSError):
+            self._bury(slot)
+            return
+        slot.heard = time.monotonic()
+        if last_words is not None:
+            slot.last_words = last_words
+            return
+        slot.held.remove(indices)
+        slot.deaths_in_a_row = 0
+        for i, index in enumerate(indices):
+            self.full_queue.put((index, episodes if i == 0 else []))
+
+    def _bury(self, slot: _Slot) -> None:
+        slot.process.join(timeout=5)
+        slot.pipe.close()
+        code = slot.process.exitcode
+        reason = slot.last_words or f"exit code {code} (a negative one is the signal)"
+        slot.process = slot.pipe = None
+        self.free_queue.extend(index for part in slot.held for index in part)
+        slot.held.clear()
+        slot.deaths_in_a_row += 1
+        self.num_restarts += 1
+        if slot.deaths_in_a_row >= 3 or self.num_restarts > self.max_restarts:
+            raise UserError(
+                f"actor {slot.actor_id} died {slot.deaths_in_a_row} times in a row "
+                f"without a rollout, {self.num_restarts} deaths in all (up to "
+                f"--max_actor_restarts={self.max_restarts} are replaced); the last: "
+                f"{reason}"
+            )
+        # A crash at start-up repeats at once; give it time, and the user a chance.
+        slot.restart_at = time.monotonic() + 0.1 * 4 ** (slot.deaths_in_a_row - 1)
+        log.warning("actor %d died and is replaced: %s", slot.actor_id, reason)
+
+    def _kill_silent(self) -> None:
+        for slot in self._slots:
+            silent_s = time.monotonic() - slot.heard
+            if slot.process and slot.held and silent_s > self.timeout_s:
+                slot.last_words = (
+                    f"silent for {silent_s:.0f} s and therefore killed; environments "
+                    "that slow need a larger --actor_timeout_s"
+                )
+                slot.process.kill()
+                slot.heard = time.monotonic()
+
+
+class InlineActor:
+    """ActorProcesses without processes: acts whenever a batch is wanted. Repeatable."""
+
+    num_restarts = 0
+
+    def __init__(
+        self,
+        actor: Any,
+        buffers: Buffers,
+        envs_per_actor: int,
+        batch_size: int,
+        device: str,
+    ) -> None:
+        self.actor, self.buffers, self.device = actor, buffers, device
+        self.envs_per_actor, self.batch_size = envs_per_actor, batch_size
+        self.free_queue = collections.deque(range(buffers.num_buffers))
+        self.full_queue: collections.deque[int] = collections.deque()
+
+    def __enter__(self) -> "InlineActor":
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        self.actor.close()
+
+    def next_batch(self) -> Batch:
+        episodes: list[Episode] = []
+        while len(self.full_queue) < self.batch_size:
+            indices = [self.free_queue.popleft() for _ in range(self.envs_per_actor)]
+            episodes += self.actor.rollout(self.buffers, indices)
+            self.full_queue.extend(indices)
+        indices = [self.full_queue.popleft() for _ in range(self.batch_size)]
+        rows, core_state = self.buffers.stack(indices, self.device)
+        self.free_queue.extend(indices)
+        return Batch(rows, core_state, episodes)
+
+
+def derive_seed(*numbers: int) -> int:
+    """A seed of its own for every tuple of numbers; fits 31 bits, as ale-py wants."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
+def end_processes(processes: list[Any], timeout_s: float = 3.0) -> None:
+    """Asks all to end, kills those that have not after timeout_s, joins them."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(timeout=max(deadline - time.monotonic(), 0.1))
+        if process.is_alive():
+            process.kill()
+            process.join()

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's directory and its end: logs, checkpoints, resume, videos, signals.
+
+What no research idea edits, shared by the agents. A directory holds `meta.json`,
+`logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before) and
+`videos/`; `latest` beside it links to the newest run.
+"""
+
+import collections
+import contextlib
+import csv
+import datetime
+import errno
+import fcntl
+import json
+import math
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+Episode = tuple[float, int]  # Return and steps of a whole game.
+
+
+class UserError(Exception):
+    """Something the user can mend; `main` prints its one sentence, no traceback."""
+
+
+class StopSignals:
+    """Ctrl-C or SIGTERM asks the loop to end; a second Ctrl-C breaks off at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def __enter__(self) -> "StopSignals":
+        self.before = {
+            number: signal.signal(number, self._receive)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, unused_frame: Any) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class Run:
+    """One run: `with Run(...) as run`, then restore(), log() and save().
+
+    stats names the columns of logs.csv beside the fixed ones; a value that log() is
+    not given stays empty.
+    """
+
+    FIXED = (
+        "step", "updates", "seconds", "sps", "episodes", "mean_episode_return",
+        "mean_episode_steps",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        agent: str,
+        flags: dict[str, Any],
+        stats: Iterable[str],
+        log_s: float = 5.0,
+    ) -> None:
+        self.path, self.agent, self.flags, self.log_s = path, agent, flags, log_s
+        self.columns = (*self.FIXED, *stats)
+        self.checkpoint = path / "model.tar"
+        self.seconds_before = 0.0  # Of training, in the lives of this run before.
+        self.num_episodes = 0
+        self.episodes: collections.deque[Episode] = collections.deque(maxlen=100)
+        self.recent: dict[str, list[float]] = collections.defaultdict(list)
+        self.row: dict[str, Any] = {}
+        self.csv_file: Any = None
+        self.writer: Any = None
+
+    def __enter__(self) -> "Run":
+        with explain_disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = (self.path / ".lock").open("w")
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.path} is in use by another process; pass another --xpid"
+                ) from None
+            meta = json.dumps(describe(self.agent, self.flags), indent=1)
+            (self.path / "meta.json").write_text(meta + "\n")
+            latest = self.path.parent / "latest"
+            with contextlib.suppress(OSError):  # Some file systems have no links.
+                latest.unlink(missing_ok=True)
+                latest.symlink_to(self.path.name)
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        with explain_disk_errors(self.path):
+            if self.csv_file:
+                self.csv_file.close()
+            if self.writer:
+                self.writer.close()
+        self.lock.close()
+
+    def restore(self) -> dict[str, Any] | None:
+        """The state given to save() last, None in a fresh run; opens the logs."""
+        saved, step = None, 0
+        if self.checkpoint.exists():
+            saved = load_checkpoint(self.checkpoint)
+            step = saved["step"]
+            self.seconds_before = saved["seconds"]
+            self.num_episodes = saved["num_episodes"]
+            self.episodes.extend((r, int(n)) for r, n in saved["episodes"])
+            torch.set_rng_state(saved["rng_state"])
+        with explain_disk_errors(self.path):
+            self._open_logs(step)
+        self.step_at_log = step
+        self.started = self.saved_at = self.logged_at = time.monotonic()
+        return saved
+
+    def _open_logs(self, step: int) -> None:
+        """Goes on after `step`; rows past it belong to updates lost with a crash."""
+        from torch.utils.tensorboard import SummaryWriter  # Slow: only where it logs.
+
+        path = self.path / "logs.csv"
+        rows = []
+        if path.exists():
+            with path.open(newline="") as old:
+                rows = [row for row in csv.DictReader(old) if int(row["step"]) <= step]
+        renewed = self.path / "logs.csv.tmp"
+        self.csv_file = renewed.open("w", newline="")
+        self.csv = csv.DictWriter(self.csv_file, self.columns, extrasaction="ignore")
+        self.csv.writeheader()
+        self.csv.writerows(rows)
+        self.csv_file.flush()
+        renewed.replace(path)
+        self.writer = SummaryWriter(str(self.path), purge_step=step or None)
+
+    def seconds(self) -> float:
+        """Of training so far, over all lives of the run."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def log(
+        self,
+        step: int,
+        updates: int,
+        stats: dict[str, float],
+        episodes: list[Episode],
+        force: bool = False,
+    ) -> bool:
+        """Notes an update; every log_s seconds writes a row and says that it did.
+
+        A row holds the means since the one before, and of the last 100 episodes.
+        """
+        self.num_episodes += len(episodes)
+        self.episodes.extend(episodes)
+        for name, value in stats.items():
+            self.recent[name].append(value)
+        now = time.monotonic()
+        with explain_disk_errors(self.path):
+            for episode_return, steps in episodes:
+                self.writer.add_scalar("charts/episodic_return", episode_return, step)
+                self.writer.add_scalar("charts/episodic_length", steps, step)
+            if now - self.logged_at < self.log_s and not force:
+                return False
+            self.row = {
+                name: float(np.mean(seen)) for name, seen in self.recent.items()
+            }
+            self.row |= {
+                "step": step,
+                "updates": updates,
+                "seconds": self.seconds(),
+                "sps": (step - self.step_at_log) / max(now - self.logged_at, 1e-9),
+                "episodes": self.num_episodes,
+            }
+            if self.episodes:
+                returns, lengths = zip(*self.episodes, strict=True)
+                self.row["mean_episode_return"] = float(np.mean(returns))
+                self.row["mean_episode_steps"] = float(np.mean(lengths))
+            self.recent.clear()
+            self.logged_at, self.step_at_log = now, step
+            self._write_row()
+        return True
+
+    def _write_row(self) -> None:
+        self.csv.writerow(
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.row.items()}
+        )
+        self.csv_file.flush()
+        self.writer.add_scalar("charts/SPS", self.row["sps"], self.row["step"])
+        for name in self.columns[len(self.FIXED) :]:
+            if name in self.row:
+                tag = f"losses/{name}" if "loss" in name else f"system/{name}"
+                self.writer.add_scalar(tag, self.row[name], self.row["step"])
+        self.writer.flush()
+
+    def summary(self) -> str:
+        """The last row in words."""
+        mean = self.row.get("mean_episode_return")
+        shown = "-" if mean is None else f"{mean:.1f}"
+        return (
+            f"step {self.row['step']} | {self.row['sps']:.0f} steps/s | "
+            f"return {shown} ({self.num_episodes} episodes) | "
+            f"loss {self.row.get('total_loss', math.nan):.3f}"
+        )
+
+    def save_every(self, seconds: float, state: dict[str, Any]) -> None:
+        if time.monotonic() - self.saved_at >= seconds:
+            self.save(state)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Writes model.tar whole or not at all; the one before stays as model.prev.tar.
+
+        state needs `step`; tensors, numbers, strings and containers of them only.
+        """
+        self.saved_at = time.monotonic()
+        state = state | {
+            "seconds": self.seconds(),
+            "num_episodes": self.num_episodes,
+            "episodes": [list(episode) for episode in self.episodes],
+            "rng_state": torch.get_rng_state(),
+            "flags": self.flags,
+        }
+        temporary = self.path / "model.tar.tmp"
+        with explain_disk_errors(self.checkpoint):
+            try:
+                with temporary.open("wb") as file:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if self.checkpoint.exists():
+                    previous = self.path / "model.prev.tar"
+                    previous.unlink(missing_ok=True)
+                    os.link(self.checkpoint, previous)
+                os.replace(temporary, self.checkpoint)
+            finally:
+                temporary.unlink(missing_ok=True)
+            directory = os.open(self.path, os.O_RDONLY)
+            os.fsync(directory)
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def explain_disk_errors(path: pathlib.Path) -> Iterator[None]:
+    """Turns a full disk and the like into a sentence; what was saved stays."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch.save reports a failed write as a RuntimeError about its zip file.
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        existing = next(
+            p for p in [path, *path.parents, pathlib.Path(".")] if p.exists()
+        )
+        free = shutil.disk_usage(existing).free
+        what = str(error).splitlines()[0]
+        if getattr(error, "errno", None) == errno.ENOSPC or free < 2**20:
+            what = f"no space left on the disk ({free / 2**20:.1f} MiB free)"
+        raise UserError(
+            f"cannot write {path}: {what}; the last checkpoint is as it was. Make room "
+            "or pass another --savedir, then start again with the same --xpid"
+        ) from error
+
+
+def load_checkpoint(path: pathlib.Path) -> dict[str, Any]:
+    """What Run.save wrote, on the CPU."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(saved, dict) or "model_state_dict" not in saved:
+            raise ValueError("it holds no model_state_dict")
+        return saved
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no checkpoint {path}; train first, with --mode train and the "
+            "same --savedir and --xpid"
+        ) from None
+    except Exception as error:
+        previous = path.with_name("model.prev.tar")
+        advice = (
+            f"run: mv {previous} {path}" if previous.exists() else "pass another --xpid"
+        )
+        what = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot read the checkpoint {path} ({what}); {advice}"
+        ) from error
+
+
+def load_weights(
+    model: torch.nn.Module, saved: dict[str, Any], flags: dict[str, Any]
+) -> None:
+    """Loads the weights; where they do not fit, names the flags that differ."""
+    try:
+        model.load_state_dict(saved["model_state_dict"])
+    except RuntimeError as error:
+        before = saved.get("flags", {})
+        differing = " ".join(
+            f"--{name}={before[name]}"
+            for name in ("env", "net", "use_lstm", "full_action_set")
+            if name in before and before[name] != flags.get(name)
+        )
+        advice = f"it was trained with {differing}" if differing else "the code changed"
+        detail = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"the checkpoint of --xpid={flags['xpid']} does not fit this model: "
+            f"{advice}; pass that, or another --xpid ({detail})"
+        ) from error
+
+
+def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """What meta.json says; never the process environment, which may hold secrets."""
+    here = pathlib.Path(__file__).parent
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            git, capture_output=True, text=True, timeout=10, check=True
+        )
+        commit = done.stdout.strip()
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"gymnasium": gym.__version__, "numpy": np.__version__}
+    spec = gym.registry.get(flags["env"])
+    return {
+        "agent": agent,
+        "flags": flags,
+        "commit": commit,
+        "environment": json.loads(spec.to_json()) if spec else None,
+        "versions": versions,
+        "host": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def write_video(frames: list[np.ndarray], path: pathlib.Path, fps: int) -> None:
+    """An MP4 of frames [H, W, 3]; small ones are enlarged to 160 pixels."""
+    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+
+    if frames[0].dtype != np.uint8:
+        frames = [(frame * 255).astype(np.uint8) for frame in frames]  # MinAtar's.
+    zoom = 1 if frames[0].shape[0] >= 160 else 2 * math.ceil(80 / frames[0].shape[0])
+    if zoom > 1:
+        frames = [frame.repeat(zoom, axis=0).repeat(zoom, axis=1) for frame in frames]
+    with explain_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ImageSequenceClip(frames, fps=fps).write_videofile(
+            str(path), audio=False, logger=None
+        )
