@@ -98,14 +98,15 @@ def wrap_deepmind(
 
 
 def wrap_pytorch(env: gym.Env) -> gym.Env:
-    """Images as [C, H, W]: [H, W] gets a channel, [H, W, C] is turned."""
+    """Images as [C, H, W], also inside Dict and Tuple; other arrays stay as they are.
+
+    [H, W, C] with few channels is turned; [H, W] from 36 pixels on gets a channel.
+    """
     space = env.observation_space
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (2, 3):
+    turned = _turn_space(space)
+    if turned == space:
         return env
-    if len(space.shape) == 3 and space.shape[0] <= space.shape[2]:
-        return env  # [C, H, W] already, as from the frame stack.
-    turn = _first_channel if len(space.shape) == 2 else _channels_first
-    return TransformObservation(env, turn, _turned(space, turn))
+    return TransformObservation(env, lambda obs: _turn(space, obs), turned)
 
 
 def make_atari_vector(
@@ -289,14 +290,30 @@ def _game_options(
     }
 
 
-def _first_channel(image: np.ndarray) -> np.ndarray:
-    return image[None]
+def _turn_space(space: Any) -> Any:
+    """The space of what _turn makes of space's samples."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict(
+            {key: _turn_space(inner) for key, inner in space.items()}
+        )
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([_turn_space(inner) for inner in space])
+    if isinstance(space, gym.spaces.Box):
+        low, high = _turn(space, space.low), _turn(space, space.high)
+        return gym.spaces.Box(low, high, dtype=space.dtype.type)
+    return space
 
 
-def _channels_first(image: np.ndarray) -> np.ndarray:
-    return np.moveaxis(image, -1, 0)
-
-
-def _turned(space: gym.spaces.Box, turn: Any) -> gym.spaces.Box:
-    dtype = np.dtype(space.dtype or np.float32)
-    return gym.spaces.Box(turn(space.low), turn(space.high), dtype=dtype.type)
+def _turn(space: Any, obs: Any) -> Any:
+    """obs of space with channels first."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _turn(inner, obs[key]) for key, inner in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_turn(inner, x) for inner, x in zip(space, obs, strict=True))
+    if isinstance(space, gym.spaces.Box):
+        shape = space.shape
+        if len(shape) == 2 and min(shape) >= 36:
+            return obs[None]
+        if len(shape) == 3 and shape[2] < shape[0]:
+            return np.moveaxis(obs, -1, 0)
+    return obs

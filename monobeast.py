@@ -33,7 +33,7 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -158,6 +158,11 @@ def check_flags(flags: argparse.Namespace) -> None:
 
 # --------------------------------------------------------------------- environment
 
+ARRAYS = (
+    gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.Box, gym.spaces.Discrete,
+    gym.spaces.MultiDiscrete, gym.spaces.MultiBinary,
+)  # fmt: skip
+
 
 def create_env(
     flags: argparse.Namespace, num_envs: int, render_mode: str | None = None
@@ -181,13 +186,17 @@ def create_env(
             old_id = flags.env.removeprefix("gym:")
             env = atari_wrappers.make_old_gym(old_id, render_mode)
         else:
-            env = gym.make(flags.env, render_mode=render_mode)
-        space = env.observation_space
-        if isinstance(space, gym.spaces.Dict):  # MiniGrid's mission is a text.
-            texts = [k for k, s in space.items() if isinstance(s, gym.spaces.Text)]
-            if texts:
-                keys = [k for k in space if k not in texts]
-                env = gym.wrappers.FilterObservation(env, keys)
+            rendering: dict[str, Any] = (
+                {"render_mode": render_mode} if render_mode else {}
+            )
+            env = gym.make(flags.env, **rendering)
+        if isinstance(space := env.observation_space, gym.spaces.Dict):
+            arrays = [key for key, part in space.items() if isinstance(part, ARRAYS)]
+            if len(arrays) < len(space):  # MiniGrid's mission is a text.
+                log.info(
+                    "observations left out, being no arrays: %s", {*space} - {*arrays}
+                )
+                env = gym.wrappers.FilterObservation(env, arrays)
         return atari_wrappers.wrap_pytorch(env)
 
     return gym.vector.SyncVectorEnv(
@@ -371,13 +380,7 @@ def leaf_spaces(space: gym.Space) -> list[gym.Space]:
 
 def create_body(space: gym.Space, net: str) -> Any:
     """Body for one array of the observation: images get `net`, all else the MLP."""
-    number_spaces = (
-        gym.spaces.Box,
-        gym.spaces.Discrete,
-        gym.spaces.MultiDiscrete,
-        gym.spaces.MultiBinary,
-    )
-    if not isinstance(space, number_spaces):
+    if not isinstance(space, ARRAYS) or isinstance(space, ARRAYS[:2]):
         raise UserError(
             f"no network for the observation space {space}; turn it into arrays in "
             "create_env or write a body for it in create_body"
@@ -488,6 +491,12 @@ def compute_losses(
 # ----------------------------------------------------------------------------- act
 
 
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Actions [K] drawn from the softmax of logits [K, A]."""
+    probabilities = F.softmax(logits, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
 class Actor:
     """Steps K environments with its own copy of the model, a rollout at a time."""
 
@@ -497,7 +506,7 @@ class Actor:
         self.flags = flags
         self.weights = weights
         self.rows = rollouts.RowMaker(open_env(flags, flags.envs_per_actor), seed)
-        self.model: Any = copy.deepcopy(weights.copies[0]).eval()
+        self.model = cast(Net, copy.deepcopy(weights.copies[0]).eval())
         self.version = -1
         self.generator = torch.Generator().manual_seed(seed)
         self.core_state = self.model.initial_state(flags.envs_per_actor)
@@ -511,9 +520,7 @@ class Actor:
         inputs = tree_map(lambda x: x[None], row)  # [1, K, ...]
         outputs, self.core_state = self.model(inputs, self.core_state)
         row |= {key: value[0] for key, value in outputs.items()}
-        probabilities = F.softmax(row["policy_logits"], dim=-1)
-        action = torch.multinomial(probabilities, 1, generator=self.generator)
-        row["action"] = action.squeeze(-1)  # [K]
+        row["action"] = sample(row["policy_logits"], self.generator)
         row["policy_version"] = torch.full_like(row["action"], self.version)
         return row
 
@@ -642,16 +649,11 @@ def start_actors(
     buffers = rollouts.Buffers(
         flags.num_buffers, flags.unroll_length, actor.row, actor.core_state
     )
-    num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
     log.info(
-        f"plan: {num_envs} environments in "
-        + (
-            f"{flags.num_actors} actor process(es)"
-            if flags.num_actors
-            else "this process"
-        )
-        + f", {flags.num_buffers} buffers ({buffers.num_bytes / 2**20:.0f} MiB shared); "
-        f"learner on {flags.device} with {flags.learner_threads} thread(s), updates of "
+        f"plan: {flags.num_actors or 'no'} actor processes, "
+        f"{max(flags.num_actors, 1) * flags.envs_per_actor} environments, "
+        f"{flags.num_buffers} buffers ({buffers.num_bytes / 2**20:.0f} MiB shared); "
+        f"learner on {flags.device}, {flags.learner_threads} CPU threads, updates of "
         f"{flags.batch_size} x {flags.unroll_length} steps; "
         f"{len(os.sched_getaffinity(0))} cores"
     )
@@ -692,6 +694,11 @@ def train(flags: argparse.Namespace) -> int:
         if saved := run.restore():
             learner.restore(saved, flags)
         log.info("%s: from step %d to %d", path, learner.step, flags.total_steps)
+        if learner.step >= flags.total_steps:
+            raise UserError(
+                f"{path} is trained to step {learner.step}; pass a larger --total_steps "
+                "to go on, or another --xpid"
+            )
         weights = rollouts.SharedWeights(learner.model)
         weights.publish(learner.model, learner.updates)
         with start_actors(flags, weights, learner.step) as source:
@@ -700,10 +707,15 @@ def train(flags: argparse.Namespace) -> int:
             finally:
                 if not learner.diverged:
                     run.save(learner.state())
-    where = f"--env {flags.env} --savedir {flags.savedir} --xpid {flags.xpid}"
+    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
+    if (wait := run.row.get("learner_wait")) is not None and flags.num_actors:
+        hint = "try more --num_actors" if wait > 0.2 else "the actors waited for it"
+        log.info(
+            "the learner waited %.0f%% of its time for rollouts: %s", 100 * wait, hint
+        )
     if stop.received:
         log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        log.info("resume with: python -m monobeast %s", where)
+        log.info("resume with: python -m monobeast --env %s %s", flags.env, where)
         return 128 + stop.received
     log.info("done; see it play: python -m monobeast --mode test_render %s", where)
     log.info("curves: tensorboard --logdir %s", flags.savedir)
@@ -742,7 +754,8 @@ def train_loop(
                 if bar.disable:
                     log.info(run.summary())
             bar.update(learner.step - bar.n)
-            run.save_every(flags.checkpoint_s, learner.state())
+            if time.monotonic() - run.saved_at >= flags.checkpoint_s:
+                run.save(learner.state())
 
 
 # ---------------------------------------------------------------------------- test
@@ -752,10 +765,15 @@ def test(flags: argparse.Namespace) -> list[float]:
     """Returns of num_test_episodes whole games, each the first of its environment."""
     run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
     saved = rundir.load_checkpoint(run_path / "model.tar")
+    for name in ("env", "net", "use_lstm", "sticky_actions", "full_action_set"):
+        if getattr(flags, name) == parser.get_default(name):
+            setattr(flags, name, saved["flags"][name])
     flags.episode_life = False
     rendering = flags.mode == "test_render"
-    env = open_env(flags, 1 if rendering else flags.num_test_episodes,
-                   "rgb_array" if rendering else None)  # fmt: skip
+    if rendering:
+        env = open_env(flags, 1, "rgb_array")
+    else:
+        env = open_env(flags, flags.num_test_episodes)
     model = create_model(flags, env)
     rundir.load_weights(model, saved, vars(flags))
     model.eval()
@@ -797,13 +815,7 @@ def play(
             frames.append(np.asarray(pictures[0]))
         outputs, core_state = model(tree_map(lambda x: x[None], row), core_state)
         logits = outputs["policy_logits"][0]  # [K, A]
-        if flags.greedy:
-            actions = logits.argmax(dim=-1)
-        else:
-            probabilities = F.softmax(logits, dim=-1)
-            actions = torch.multinomial(probabilities, 1, generator=generator).squeeze(
-                -1
-            )
+        actions = logits.argmax(-1) if flags.greedy else sample(logits, generator)
         row = rows.step(actions.numpy())
         ended = row["terminated"] | row["truncated"]
         for k in ended.nonzero().flatten().tolist():

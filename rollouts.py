@@ -115,6 +115,8 @@ class SharedWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        tensors = model.state_dict().values()
+        check_shared_memory(2 * sum(x.numel() * x.element_size() for x in tensors))
         self.copies = [copy.deepcopy(model).cpu().share_memory() for _ in range(2)]
         self.begun = torch.zeros((), dtype=torch.int64).share_memory_()
         self.published = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -190,7 +192,7 @@ def check_shared_memory(num_bytes: int) -> None:
     shm = pathlib.Path("/dev/shm")
     if shm.exists() and (free := shutil.disk_usage(shm).free) < 1.1 * num_bytes:
         raise UserError(
-            f"the rollout buffers need {num_bytes / 2**20:.0f} MiB of /dev/shm, "
+            f"rollouts and weights need {num_bytes / 2**20:.0f} MiB more of /dev/shm, "
             f"{free / 2**20:.0f} MiB are free; pass a smaller --num_buffers or "
             "--envs_per_actor, or in Docker: --shm-size=2g"
         )
@@ -248,7 +250,8 @@ class ActorProcesses:
     Two threads: one owns the processes and deals out buffers, one stacks the next
     batch. next_batch() raises the first error of either. make_actor(seed) is called in
     the processes, which are spawned, so it must pickle. An actor that dies is replaced;
-    three deaths in a row without a rollout, or max_restarts in all, end the run.
+    three exceptions (ten kills) in a row without a rollout, or max_restarts deaths in
+    all, end the run.
     """
 
     def __init__(
@@ -402,15 +405,18 @@ class ActorProcesses:
         slot.held.clear()
         slot.deaths_in_a_row += 1
         self.num_restarts += 1
-        if slot.deaths_in_a_row >= 3 or self.num_restarts > self.max_restarts:
+        # An exception repeats itself; a signal from outside may come at any moment.
+        limit = 3 if slot.last_words else 10
+        if slot.deaths_in_a_row >= limit or self.num_restarts > self.max_restarts:
             raise UserError(
                 f"actor {slot.actor_id} died {slot.deaths_in_a_row} times in a row "
                 f"without a rollout, {self.num_restarts} deaths in all (up to "
                 f"--max_actor_restarts={self.max_restarts} are replaced); the last: "
                 f"{reason}"
             )
-        # A crash at start-up repeats at once; give it time, and the user a chance.
-        slot.restart_at = time.monotonic() + 0.1 * 4 ** (slot.deaths_in_a_row - 1)
+        slot.restart_at = time.monotonic() + min(
+            0.1 * 4 ** (slot.deaths_in_a_row - 1), 10
+        )
         log.warning("actor %d died and is replaced: %s", slot.actor_id, reason)
 
     def _kill_silent(self) -> None:

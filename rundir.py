@@ -217,10 +217,6 @@ class Run:
             f"loss {self.row.get('total_loss', math.nan):.3f}"
         )
 
-    def save_every(self, seconds: float, state: dict[str, Any]) -> None:
-        if time.monotonic() - self.saved_at >= seconds:
-            self.save(state)
-
     def save(self, state: dict[str, Any]) -> None:
         """Writes model.tar whole or not at all; the one before stays as model.prev.tar.
 

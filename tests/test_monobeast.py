@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import monobeast
+import rundir
+from tests.conftest import ROOT, make_flags, read_logs
+
+SMALL = {"num_actors": 0, "envs_per_actor": 2, "batch_size": 2, "unroll_length": 5}
+
+# The default: tests then take environment and network from the checkpoint.
+ANY = monobeast.parser.get_default("env")
+
+
+def run(tmp_path, *args, **kwargs):
+    """Exit code of a small run in this process."""
+    kwargs = {"env": "CartPole-v1", "total_steps": 200, "xpid": "test"} | SMALL | kwargs
+    given = [f"--{name}={value}" for name, value in kwargs.items()]
+    argv = [f"--savedir={tmp_path}", "--log_s=0.01", *args, *given]
+    return monobeast.main(monobeast.parser.parse_args(argv))
+
+
+def checkpoint(tmp_path, xpid="test"):
+    return torch.load(tmp_path / xpid / "model.tar", weights_only=True)
+
+
+# ------------------------------------------------------------------ from start to end
+
+
+@pytest.mark.parametrize(
+    ("env_id", "args"),
+    [
+        ("CartPole-v1", []),
+        ("CartPole-v1", ["--use_lstm", "--optimizer=rmsprop", "--loss_reduction=sum"]),
+        ("PongNoFrameskip-v4", []),
+        ("PongNoFrameskip-v4", ["--net=deep", "--use_lstm"]),
+        ("MinAtar/Breakout-v1", []),
+        ("MiniGrid-Empty-5x5-v0", ["--use_lstm"]),
+        ("tests.envs:Nested-v0", []),
+        ("FrozenLake-v1", []),
+    ],
+)
+def test_trains_resumes_and_tests(tmp_path, capsys, env_id, args):
+    assert run(tmp_path, *args, env=env_id) == 0
+    assert checkpoint(tmp_path)["step"] == 200
+    assert run(tmp_path, *args, env=env_id, total_steps=300) == 0
+    saved = checkpoint(tmp_path)
+    assert (saved["step"], saved["updates"]) == (300, 30)
+    if "Pong" not in env_id:  # Games of a minute: tested once below.
+        assert run(tmp_path, "--mode=test", env=ANY) == 0
+        printed = capsys.readouterr().out
+        assert f"10 episodes of {env_id} after 300 steps: mean" in printed
+        assert all(word in printed for word in ("min", "max", "std"))
+
+
+def test_a_run_directory_holds_what_the_design_says(tmp_path):
+    secret = "do-not-log-me"
+    args = ["--env=CartPole-v1", "--num_actors=1", "--total_steps=3000", "--log_s=0.1"]
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "monobeast",
+            f"--savedir={tmp_path}",
+            "--xpid=test",
+            *args,
+        ],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TOKEN": secret},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    path = tmp_path / "test"
+    meta = json.loads((path / "meta.json").read_text())
+    assert meta["flags"]["env"] == "CartPole-v1"
+    assert meta["versions"]["torch"] == torch.__version__
+    assert {"commit", "host", "environment"} <= meta.keys()
+    assert not [
+        f for f in path.iterdir() if f.is_file() and secret in f.read_text("latin1")
+    ]
+    rows = read_logs(path)
+    assert {"step", "sps", "mean_episode_return", "total_loss", "policy_lag"} <= rows[
+        0
+    ].keys()
+    assert int(rows[-1]["step"]) >= 3000
+    assert float(rows[-1]["policy_lag"]) >= 0
+    assert list(path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "latest").resolve() == path.resolve()
+    assert "plan: 1 actor processes, 32 environments" in result.stderr
+    assert "--mode test_render" in result.stderr  # What to type next.
+    assert "steps/s | return" in result.stderr
+
+
+def test_tensorboard_has_the_usual_tags(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path)
+    events = EventAccumulator(str(tmp_path / "test"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS"} <= tags
+    assert {"losses/total_loss", "losses/pg_loss", "system/policy_lag"} <= tags
+
+
+def test_no_episode_yet_is_an_empty_cell(tmp_path):
+    run(tmp_path, env="tests.envs:Counting-v0", unroll_length=2, total_steps=4)
+    (row,) = read_logs(tmp_path / "test")
+    assert row["mean_episode_return"] == ""
+    assert row["episodes"] == "0"
+
+
+def test_one_process_is_repeatable_bit_for_bit(tmp_path):
+    args = {"env": "PongNoFrameskip-v4", "total_steps": 600, "unroll_length": 20}
+    for xpid, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert run(tmp_path, xpid=xpid, seed=seed, **args) == 0
+    a, b, c = (checkpoint(tmp_path, xpid)["model_state_dict"] for xpid in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+def test_a_resume_goes_on_where_the_log_was(tmp_path):
+    run(tmp_path, total_steps=200)
+    logs = tmp_path / "test" / "logs.csv"
+    # As after a crash: a row of updates that the checkpoint does not hold.
+    lines = logs.read_text().splitlines()
+    logs.write_text("\n".join([*lines, lines[-1].replace("200", "9999", 1)]) + "\n")
+    run(tmp_path, total_steps=400)
+    steps = [int(row["step"]) for row in read_logs(tmp_path / "test")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 400
+
+
+def test_learning_rate_falls_with_steps_also_after_a_resume(tmp_path):
+    run(tmp_path, total_steps=100, learning_rate=0.01)
+    run(tmp_path, total_steps=200, learning_rate=0.01)
+    rows = read_logs(tmp_path / "test")
+    rates = {int(row["step"]): float(row["learning_rate"]) for row in rows}
+    assert rates[200] == pytest.approx(0.01 * (1 - 190 / 200))  # Before its update.
+    saved = checkpoint(tmp_path)["optimizer_state_dict"]["param_groups"][0]["lr"]
+    assert saved == pytest.approx(rates[200])
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
+def test_render_writes_a_video_per_episode(tmp_path, capsys, env_id):
+    run(tmp_path, env=env_id)
+    assert run(tmp_path, "--mode=test_render", env=ANY, num_test_episodes=2) == 0
+    videos = sorted((tmp_path / "test" / "videos").iterdir())
+    assert [video.name for video in videos] == ["episode-0.mp4", "episode-1.mp4"]
+    assert all(b"ftyp" in video.read_bytes()[:16] for video in videos)
+    assert "videos in" in capsys.readouterr().out
+
+
+def test_atari_games_are_tested_and_rendered(tmp_path, monkeypatch, capsys):
+    """With the frame limit lowered: a whole game of Pong takes a while."""
+    import atari_wrappers
+
+    defaults = atari_wrappers.make_atari_vector.__defaults__
+    shorter = tuple(400 if x == 108_000 else x for x in defaults)
+    monkeypatch.setattr(atari_wrappers.make_atari_vector, "__defaults__", shorter)
+    defaults = atari_wrappers.make_atari.__defaults__
+    shorter = tuple(400 if x == 108_000 else x for x in defaults)
+    monkeypatch.setattr(atari_wrappers.make_atari, "__defaults__", shorter)
+    run(tmp_path, env="PongNoFrameskip-v4", total_steps=20)
+    assert run(tmp_path, "--mode=test", env=ANY, num_test_episodes=3) == 0
+    assert run(tmp_path, "--mode=test_render", env=ANY, num_test_episodes=1) == 0
+    assert capsys.readouterr().out.count("after 20 steps") == 2
+    assert (tmp_path / "test" / "videos" / "episode-0.mp4").stat().st_size > 1000
+
+
+# ----------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    ("shape", "net", "features"),
+    [
+        ((4, 84, 84), "auto", 512),
+        ((4, 84, 84), "deep", 256),
+        ((4, 10, 10), "auto", 128),
+        ((8,), "auto", 64),
+        ((4, 10, 10), "mlp", 64),
+    ],
+)
+def test_the_body_fits_the_observation(shape, net, features):
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    assert monobeast.create_body(space, net).num_features == features
+
+
+def test_weights_of_convolutions_are_channels_last():
+    flags = make_flags()
+    env = monobeast.open_env(flags, 1)
+    model = monobeast.create_model(flags, env)
+    env.close()
+    weight = model.bodies[0].convs[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def random_batch(T, B, num_actions=2):
+    torch.manual_seed(1)
+    return {
+        "observation": torch.randn(T + 1, B, 4),
+        "reward": torch.randn(T + 1, B) * 5,
+        "terminated": torch.rand(T + 1, B) < 0.2,
+        "first": torch.rand(T + 1, B) < 0.2,
+        "last_action": torch.randint(num_actions, (T + 1, B)),
+        "action": torch.randint(num_actions, (T + 1, B)),
+        "policy_logits": torch.randn(T + 1, B, num_actions),
+        "policy_version": torch.zeros(T + 1, B, dtype=torch.int64),
+    }
+
+
+def losses(*args, batch):
+    flags = make_flags(*args, env="CartPole-v1")
+    torch.manual_seed(0)
+    env = monobeast.open_env(flags, 1)
+    model = monobeast.create_model(flags, env)
+    env.close()
+    return monobeast.compute_losses(flags, model, batch, ())
+
+
+def test_sum_is_mean_times_the_number_of_transitions():
+    batch = random_batch(6, 3)
+    mean = losses("--loss_reduction=mean", batch=batch)
+    total = losses("--loss_reduction=sum", batch=batch)
+    count = (~batch["first"][1:]).sum()
+    for name in mean:
+        torch.testing.assert_close(mean[name] * count, total[name])
+
+
+def test_rewards_are_clipped_in_the_loss_only():
+    batch = random_batch(6, 3)
+    clipped = batch | {"reward": batch["reward"].clamp(-1, 1)}
+    torch.testing.assert_close(
+        losses("--clip_rewards", batch=batch),
+        losses("--no-clip_rewards", batch=clipped),
+    )
+    assert batch["reward"].abs().max() > 1
+
+
+def test_what_follows_a_masked_row_changes_no_loss():
+    batch = random_batch(6, 3)
+    batch["first"][:] = False
+    batch["first"][3] = True  # Rows 0 to 2 and rows 3 to 6 are two episodes.
+    changed = dict(batch)
+    changed["action"] = batch["action"].clone()
+    changed["action"][2] = 1 - changed["action"][2]  # Ignored: that row ended.
+    changed["reward"] = batch["reward"].clone()
+    changed["reward"][3] = 100.0  # Belongs to no transition.
+    torch.testing.assert_close(losses(batch=batch), losses(batch=changed))
+
+
+# ------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"total_steps": 0}, "--total_steps=0 must be above 0"),
+        ({"num_actors": -1}, "--num_actors=-1 must not be negative"),
+        ({"discounting": 1.5}, "--discounting=1.5 must lie in [0, 1]"),
+        ({"num_buffers": 3, "batch_size": 8}, "pass --num_buffers="),
+        ({"xpid": "a/b"}, "--savedir"),
+        ({"device": "cuda:77"}, "pass --device=cpu"),
+        ({"device": "toaster"}, "pass --device=cpu"),
+        ({"net": "vgg"}, "invalid choice"),
+        ({"batch_size": "many"}, "invalid int value"),
+    ],
+)
+def test_a_wrong_flag_is_named_and_exits_with_2(tmp_path, capsys, kwargs, said):
+    with pytest.raises(SystemExit) as exit_info:
+        run(tmp_path, **kwargs)
+    assert exit_info.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--env=PongNoFramskip-v4"], "Did you mean"),
+        (["--env=NoSuchGame-v0"], "--env=NoSuchGame-v0"),
+        (["--env=no_such_package:Game-v0"], "no_such_package"),
+        (["--env=Pendulum-v1"], "this agent needs Discrete(n)"),
+        (["--env=MinAtar/Breakout-v1", "--net=shallow"], "pass --net=auto"),
+        (["--mode=test", "--xpid=never"], "there is no checkpoint"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_1(tmp_path, caplog, args, said):
+    assert (
+        run(tmp_path, *args, **{a.split("=")[0][2:]: a.split("=")[1] for a in args})
+        == 1
+    )
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert said in record.getMessage()
+    assert "Traceback" not in record.getMessage()
+
+
+def test_a_missing_rom_is_one_sentence(tmp_path, caplog, monkeypatch):
+    import atari_wrappers
+
+    monkeypatch.setattr(atari_wrappers.ale_py.roms, "get_rom_path", lambda name: None)
+    assert run(tmp_path, env="PongNoFrameskip-v4") == 1
+    assert "pip install --force-reinstall ale-py" in caplog.text
+
+
+def test_a_broken_checkpoint_names_the_previous_one(tmp_path, caplog):
+    run(tmp_path, total_steps=100)
+    run(tmp_path, total_steps=200)
+    path = tmp_path / "test" / "model.tar"
+    path.write_bytes(path.read_bytes()[:1000])
+    for args in (["--mode=test"], ["--total_steps=300"]):
+        caplog.clear()
+        assert run(tmp_path, *args, **dict([args[0][2:].split("=")])) == 1
+        previous = path.with_name("model.prev.tar")
+        assert f"mv {previous} {path}" in caplog.text
+    previous.rename(path)
+    assert run(tmp_path, total_steps=300) == 0
+    assert checkpoint(tmp_path)["step"] == 300
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"env": "Acrobot-v1"}, "--env=CartPole-v1"),
+        ({"net": "mlp", "use_lstm": True}, "--use_lstm=False"),
+        ({"optimizer": "rmsprop"}, "--optimizer=adam"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_left_alone(tmp_path, caplog, kwargs, said):
+    run(tmp_path)
+    before = (tmp_path / "test" / "model.tar").read_bytes()
+    args = ["--use_lstm"] if kwargs.pop("use_lstm", False) else []
+    assert run(tmp_path, *args, total_steps=400, **kwargs) == 1
+    assert said in caplog.text
+    assert (tmp_path / "test" / "model.tar").read_bytes() == before
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, caplog):
+    run(tmp_path)
+    torch.save({"model_state_dict": print}, tmp_path / "test" / "model.tar")
+    assert run(tmp_path, total_steps=400) == 1
+    assert "cannot read the checkpoint" in caplog.text
+
+
+def test_a_finished_run_says_how_to_go_on(tmp_path, caplog):
+    run(tmp_path)
+    assert run(tmp_path) == 1
+    assert "pass a larger --total_steps" in caplog.text
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, caplog):
+    with rundir.Run(tmp_path / "test", "monobeast", {"env": "CartPole-v1"}, []):
+        assert run(tmp_path) == 1
+    assert "in use by another process" in caplog.text
+
+
+def test_help_names_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit):
+        monobeast.parser.parse_args(["--help"])
+    printed = capsys.readouterr().out
+    for action in monobeast.parser._actions:
+        assert action.option_strings[-1] in printed
+    assert "Example: python -m monobeast" in printed
