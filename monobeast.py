@@ -30,7 +30,6 @@ import datetime
 import functools
 import logging
 import math
-import os
 import pathlib
 import sys
 import time
@@ -53,26 +52,36 @@ log = logging.getLogger("monobeast")
 
 # --------------------------------------------------------------------------- flags
 
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except where the help text tells how they are found."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None:
+            return action.help
+        return super()._get_help_string(action)
+
+
 parser = argparse.ArgumentParser(
     prog="python -m monobeast",
     description="IMPALA on one machine. A step is one decision of the agent (4 frames "
     "in Atari); every count below is in steps.",
     epilog="Example: python -m monobeast --env BreakoutNoFrameskip-v4 --xpid breakout",
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    formatter_class=HelpFormatter,
 )
 yes_no = argparse.BooleanOptionalAction
 
 g = parser.add_argument_group("run")
 g.add_argument("--env", default="PongNoFrameskip-v4", help="gymnasium id; gym:ID for the old gym")  # fmt: skip
-g.add_argument("--mode", default="train", choices=["train", "test", "test_render"])
+g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games; test_render: also a video of each")  # fmt: skip
 g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
 g.add_argument("--savedir", default="runs", help="directory of all runs")
-g.add_argument("--seed", default=1, type=int)
+g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
 g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda, cuda:1")  # fmt: skip
-g.add_argument("--total_steps", default=2_500_000, type=int)
+g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
 g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
 g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
-g.add_argument("--num_test_episodes", default=10, type=int)
+g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
 g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
 
 g = parser.add_argument_group("environment")
@@ -90,31 +99,31 @@ g.add_argument("--actor_timeout_s", default=300.0, type=float, help="an actor si
 
 g = parser.add_argument_group("model")
 g.add_argument("--net", default="auto", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below")  # fmt: skip
-g.add_argument("--use_lstm", default=False, action=yes_no)
+g.add_argument("--use_lstm", default=False, action=yes_no, help="256 units that also see the last reward and action")  # fmt: skip
 
 g = parser.add_argument_group("loss")
-g.add_argument("--discounting", default=0.99, type=float)
-g.add_argument("--baseline_cost", default=0.5, type=float)
-g.add_argument("--entropy_cost", default=0.01, type=float)
+g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
+g.add_argument("--baseline_cost", default=0.5, type=float, help="weight of the baseline loss")  # fmt: skip
+g.add_argument("--entropy_cost", default=0.01, type=float, help="weight of the entropy bonus")  # fmt: skip
 g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
-g.add_argument("--vtrace_lambda", default=1.0, type=float)
+g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less variance, more bias")  # fmt: skip
 g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
 
 g = parser.add_argument_group("optimizer")
 g.add_argument("--batch_size", default=8, type=int, metavar="B", help="rollouts per update")  # fmt: skip
-g.add_argument("--optimizer", default="adam", choices=["adam", "rmsprop"])
-g.add_argument("--learning_rate", default=6e-4, type=float)
+g.add_argument("--optimizer", default="adam", choices=["adam", "rmsprop"], help="rmsprop as PyTorch has it: epsilon outside the root")  # fmt: skip
+g.add_argument("--learning_rate", default=6e-4, type=float, help="at step 0")
 g.add_argument("--lr_decay", default=True, action=yes_no, help="linearly to 0 at total_steps")  # fmt: skip
 g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
-g.add_argument("--rmsprop_alpha", default=0.99, type=float)
-g.add_argument("--rmsprop_momentum", default=0.0, type=float)
-g.add_argument("--grad_norm_clipping", default=0.5, type=float)
+g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
+g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
+g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
 g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [cores - num_actors]")  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what depends on the machine; raises ValueError saying what to type."""
-    cores = len(os.sched_getaffinity(0))
+    cores = rundir.num_cores()
     if flags.num_actors is None:
         flags.num_actors = min(max(cores // 2, 1), 8)
     if flags.envs_per_actor is None:
@@ -124,10 +133,10 @@ def check_flags(flags: argparse.Namespace) -> None:
     for name in ("total_steps", "envs_per_actor", "unroll_length", "batch_size",
                  "num_test_episodes", "learner_threads", "learning_rate", "log_s",
                  "checkpoint_s", "actor_timeout_s", "grad_norm_clipping"):  # fmt: skip
-        if getattr(flags, name) <= 0:
+        if not getattr(flags, name) > 0:
             raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
     for name in ("num_actors", "max_actor_restarts", "baseline_cost", "entropy_cost"):
-        if getattr(flags, name) < 0:
+        if not getattr(flags, name) >= 0:
             raise ValueError(f"--{name}={getattr(flags, name)} must not be negative")
     for name in ("discounting", "vtrace_lambda", "sticky_actions"):
         value = getattr(flags, name)
@@ -670,7 +679,7 @@ def start_actors(
         f"{flags.num_buffers} buffers ({buffers.num_bytes / 2**20:.0f} MiB shared); "
         f"learner on {flags.device}, {flags.learner_threads} CPU threads, updates of "
         f"{flags.batch_size} x {flags.unroll_length} steps; "
-        f"{len(os.sched_getaffinity(0))} cores"
+        f"{rundir.num_cores()} cores"
     )
     if not flags.num_actors:
         return rollouts.InlineActor(

@@ -35,6 +35,13 @@ class UserError(Exception):
     """Something the user can mend; `main` prints its one sentence, no traceback."""
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class StopSignals:
     """Ctrl-C or SIGTERM asks the loop to end; a second Ctrl-C breaks off at once."""
 
@@ -335,7 +342,7 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
         "environment": json.loads(spec.to_json()) if spec else None,
         "versions": versions,
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -13,7 +13,6 @@ after each run and the medians taken, since the machine may change its speed mea
 import argparse
 import csv
 import json
-import os
 import pathlib
 import signal
 import statistics
@@ -28,6 +27,7 @@ import torch
 
 import monobeast
 import rollouts
+import rundir
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -132,7 +132,7 @@ def main() -> None:
     own, rest = parser.parse_known_args()
     flags = monobeast.parser.parse_args(rest)
     monobeast.check_flags(flags)
-    cores = len(os.sched_getaffinity(0))
+    cores = rundir.num_cores()
     parts: list[dict[str, float]] = []
     rates = []
     for _ in range(own.rounds):

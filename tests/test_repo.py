@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stranger meets first: README, make, the listing."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import monobeast
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+def test_readme_begins_with_the_two_commands():
+    assert "make train" in COMMANDS
+    assert "make test" in COMMANDS
+    assert README.index("make train") < 700
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make")])
+def test_make_commands_of_the_readme_exist(command):
+    shown = subprocess.run(
+        [*shlex.split(command), "-n"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_make_train_passes_things_on():
+    args = ["ENV=BreakoutNoFrameskip-v4", "ARGS=--total_steps 1000"]
+    shown = subprocess.run(
+        ["make", "-n", "train", *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "monobeast --env BreakoutNoFrameskip-v4 --total_steps 1000" in shown.stdout
+
+
+def test_python_commands_of_the_readme_run(tmp_path, monkeypatch):
+    """In their order, since some test what others trained; cut short."""
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(c) for c in COMMANDS if c.startswith("python -m monobeast")]
+    assert len(commands) >= 6
+    for _, _, _, *args in commands:
+        short = ["--total_steps=100", "--unroll_length=5", "--num_actors=0"]
+        short += ["--envs_per_actor=2", "--batch_size=2", "--log_s=0.01"]
+        flags = monobeast.parser.parse_args([*args, *short])
+        assert monobeast.main(flags) == 0, args
+    plots = [shlex.split(c) for c in COMMANDS if c.startswith("python -m tools.plot")]
+    assert plots
+    for _, *args in plots:
+        subprocess.run(
+            [sys.executable, *args],
+            check=True,
+            env={"PYTHONPATH": str(ROOT)},
+            timeout=60,
+        )
+        assert (tmp_path / args[-1]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_source_file_names_its_licence():
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.split():
+        text = (ROOT / name).read_text()
+        assert not text.strip() or text.startswith("# SPDX-License-Identifier"), name
