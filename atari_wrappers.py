@@ -9,11 +9,14 @@ each action for 4 frames, the maximum of the last two, grey, the last 4 stacked
 (missing ones black). With equal actions and no no-ops they give the same bytes.
 An episode past 108,000 frames is truncated, not terminated.
 
+make_env takes any environment's id, Atari or not.
+
 The ids differ in more than a name: `PongNoFrameskip-v4` repeats no action by chance,
 `ALE/Pong-v5` repeats the last one with probability 0.25. `sticky_actions` overrides.
 """
 
 import importlib
+import logging
 from typing import Any
 
 import ale_py
@@ -23,10 +26,19 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.wrappers import (
     AtariPreprocessing,
     ClipReward,
+    FilterObservation,
     FrameStackObservation,
     TransformObservation,
 )
 
+log = logging.getLogger("chimera.env")
+
+ARRAY_SPACES = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiDiscrete,
+    gym.spaces.MultiBinary,
+)
 PACKAGES = {
     "MinAtar/": "minatar.gym",
     "MiniGrid-": "minigrid",
@@ -58,6 +70,38 @@ def register_package(env_id: str) -> None:
                     f"{env_id} needs the package {name}; run: pip install {name}"
                 ) from error
             getattr(module, "register_envs", lambda: None)()
+
+
+def make_env(
+    env_id: str,
+    render_mode: str | None = None,
+    sticky_actions: float | None = None,
+    full_action_set: bool = False,
+) -> gym.Env:
+    """Any single environment by its id, as agents want it: images [C, H, W], arrays only.
+
+    Atari games are preprocessed; "gym:ID" is one of the old gym; a Dict loses the parts
+    that are no arrays, such as MiniGrid's mission.
+    """
+    register_package(env_id)
+    if is_atari(env_id):
+        env = make_atari(
+            env_id, sticky_actions, full_action_set, render_mode=render_mode
+        )
+        return wrap_deepmind(env)
+    if env_id.startswith("gym:"):
+        env = make_old_gym(env_id.removeprefix("gym:"), render_mode)
+    elif render_mode is None:
+        env = gym.make(env_id)  # Its class need not know render_mode.
+    else:
+        env = gym.make(env_id, render_mode=render_mode)
+    if isinstance(space := env.observation_space, gym.spaces.Dict):
+        nests = (gym.spaces.Dict, gym.spaces.Tuple, *ARRAY_SPACES)
+        kept = [key for key, part in space.items() if isinstance(part, nests)]
+        if len(kept) < len(space):
+            log.info("observations left out, being no arrays: %s", {*space} - {*kept})
+            env = FilterObservation(env, kept)
+    return wrap_pytorch(env)
 
 
 def make_atari(
@@ -164,6 +208,15 @@ def ale_action_meanings(env_id: str, full_action_set: bool) -> list[str]:
         return env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
     finally:
         env.close()
+
+
+def leaf_spaces(space: gym.Space) -> list[gym.Space]:
+    """The spaces inside Dict and Tuple, in the order of their observations."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for inner in space.values() for leaf in leaf_spaces(inner)]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for inner in space for leaf in leaf_spaces(inner)]
+    return [space]
 
 
 class EpisodicLife(gym.Wrapper):

@@ -48,18 +48,9 @@ import rundir
 import vtrace
 from rundir import UserError
 
-log = logging.getLogger("monobeast")
+log = logging.getLogger("chimera.monobeast")
 
 # --------------------------------------------------------------------------- flags
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except where the help text tells how they are found."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None:
-            return action.help
-        return super()._get_help_string(action)
 
 
 parser = argparse.ArgumentParser(
@@ -67,7 +58,7 @@ parser = argparse.ArgumentParser(
     description="IMPALA on one machine. A step is one decision of the agent (4 frames "
     "in Atari); every count below is in steps.",
     epilog="Example: python -m monobeast --env BreakoutNoFrameskip-v4 --xpid breakout",
-    formatter_class=HelpFormatter,
+    formatter_class=rundir.HelpFormatter,
 )
 yes_no = argparse.BooleanOptionalAction
 
@@ -139,9 +130,8 @@ def check_flags(flags: argparse.Namespace) -> None:
         if not getattr(flags, name) >= 0:
             raise ValueError(f"--{name}={getattr(flags, name)} must not be negative")
     for name in ("discounting", "vtrace_lambda", "sticky_actions"):
-        value = getattr(flags, name)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"--{name}={value} must lie in [0, 1]")
+        if not 0 <= (getattr(flags, name) or 0) <= 1:
+            raise ValueError(f"--{name}={getattr(flags, name)} must lie in [0, 1]")
     num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
     # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
     least = flags.batch_size + flags.envs_per_actor - 1
@@ -168,51 +158,22 @@ def check_flags(flags: argparse.Namespace) -> None:
 
 # --------------------------------------------------------------------- environment
 
-ARRAYS = (
-    gym.spaces.Dict, gym.spaces.Tuple, gym.spaces.Box, gym.spaces.Discrete,
-    gym.spaces.MultiDiscrete, gym.spaces.MultiBinary,
-)  # fmt: skip
-
 
 def create_env(
     flags: argparse.Namespace, num_envs: int, render_mode: str | None = None
 ) -> gym.vector.VectorEnv:
     """num_envs environments that reset on the next step. The function a fork edits."""
-    atari_wrappers.register_package(flags.env)
-    if atari_wrappers.is_atari(flags.env):
-        sticky, full = flags.sticky_actions, flags.full_action_set
-        if render_mode is None:
-            return atari_wrappers.make_atari_vector(
-                flags.env, num_envs, sticky, full, episode_life=flags.episode_life
-            )
-
-    def create_one() -> gym.Env:
-        if atari_wrappers.is_atari(flags.env):
-            env = atari_wrappers.make_atari(
-                flags.env, sticky, full, render_mode=render_mode
-            )
-            env = atari_wrappers.wrap_deepmind(env)
-        elif flags.env.startswith("gym:"):
-            old_id = flags.env.removeprefix("gym:")
-            env = atari_wrappers.make_old_gym(old_id, render_mode)
-        else:
-            rendering: dict[str, Any] = (
-                {"render_mode": render_mode} if render_mode else {}
-            )
-            env = gym.make(flags.env, **rendering)
-        if isinstance(space := env.observation_space, gym.spaces.Dict):
-            arrays = [key for key, part in space.items() if isinstance(part, ARRAYS)]
-            if len(arrays) < len(space):  # MiniGrid's mission is a text.
-                log.info(
-                    "observations left out, being no arrays: %s", {*space} - {*arrays}
-                )
-                env = gym.wrappers.FilterObservation(env, arrays)
-        return atari_wrappers.wrap_pytorch(env)
-
+    atari: dict[str, Any] = {
+        "sticky_actions": flags.sticky_actions,
+        "full_action_set": flags.full_action_set,
+    }
+    if atari_wrappers.is_atari(flags.env) and render_mode is None:
+        atari["episode_life"] = flags.episode_life
+        return atari_wrappers.make_atari_vector(flags.env, num_envs, **atari)
+    make = functools.partial(atari_wrappers.make_env, flags.env, render_mode, **atari)
+    next_step = gym.vector.AutoresetMode.NEXT_STEP
     return gym.vector.SyncVectorEnv(
-        [create_one] * num_envs,
-        copy=False,
-        autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
+        [make] * num_envs, copy=False, autoreset_mode=next_step
     )
 
 
@@ -224,19 +185,7 @@ def open_env(
         env = create_env(flags, num_envs, render_mode)
     except (gym.error.Error, FileNotFoundError, ImportError) as error:
         raise UserError(f"--env={flags.env}: {error}") from error
-    mode = env.metadata.get("autoreset_mode")
-    if mode != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(
-            f"--env={flags.env} has autoreset_mode={mode}; build it in create_env with "
-            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
-        )
-    space = env.single_action_space
-    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
-        raise UserError(
-            f"--env={flags.env} has the action space {space}; this agent needs "
-            "Discrete(n): wrap the environment in create_env, e.g. with "
-            "gymnasium.wrappers.TransformAction"
-        )
+    rollouts.check_env(env, flags.env)
     return env
 
 
@@ -347,7 +296,7 @@ class Net(nn.Module):
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
-        bodies = [create_body(leaf, net) for leaf in leaf_spaces(space)]
+        bodies = [create_body(leaf, net) for leaf in atari_wrappers.leaf_spaces(space)]
         self.bodies = nn.ModuleList(bodies)
         width = sum(body.num_features for body in bodies)
         self.lstm = None
@@ -393,18 +342,9 @@ class Net(nn.Module):
         }, core_state
 
 
-def leaf_spaces(space: gym.Space) -> list[gym.Space]:
-    """The spaces inside Dict and Tuple, in the order of tree_leaves(observation)."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for inner in space.values() for leaf in leaf_spaces(inner)]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for inner in space for leaf in leaf_spaces(inner)]
-    return [space]
-
-
 def create_body(space: gym.Space, net: str) -> Any:
     """Body for one array of the observation: images get `net`, all else the MLP."""
-    if not isinstance(space, ARRAYS) or isinstance(space, ARRAYS[:2]):
+    if not isinstance(space, atari_wrappers.ARRAY_SPACES):
         raise UserError(
             f"no network for the observation space {space}; turn it into arrays in "
             "create_env or write a body for it in create_body"
@@ -586,12 +526,12 @@ class Learner:
         }
 
     def restore(self, saved: dict[str, Any], flags: argparse.Namespace) -> None:
-        before = saved["flags"]["optimizer"]
-        if before != flags.optimizer:
-            raise UserError(
-                f"--xpid={flags.xpid} was trained with --optimizer={before}; pass that, "
-                "or another --xpid"
-            )
+        for name in ("env", "optimizer"):
+            if (before := saved["flags"][name]) != getattr(flags, name):
+                raise UserError(
+                    f"--xpid={flags.xpid} was trained with --{name}={before}; pass "
+                    "that, or another --xpid"
+                )
         rundir.load_weights(self.model, saved, vars(flags))
         self.optimizer.load_state_dict(saved["optimizer_state_dict"])
         self.step, self.updates = saved["step"], saved["updates"]
@@ -599,20 +539,13 @@ class Learner:
 
 def build_learner(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> Learner:
     model = create_model(flags, env).to(flags.device)
+    kwargs: dict[str, Any] = {"lr": flags.learning_rate, "eps": flags.epsilon}
     optimizer: torch.optim.Optimizer
     if flags.optimizer == "adam":
-        optimizer = torch.optim.Adam(
-            model.parameters(), flags.learning_rate, eps=flags.epsilon, fused=True
-        )
+        optimizer = torch.optim.Adam(model.parameters(), fused=True, **kwargs)
     else:
-        optimizer = torch.optim.RMSprop(
-            model.parameters(),
-            flags.learning_rate,
-            alpha=flags.rmsprop_alpha,
-            eps=flags.epsilon,
-            momentum=flags.rmsprop_momentum,
-            foreach=True,
-        )
+        kwargs |= {"alpha": flags.rmsprop_alpha, "momentum": flags.rmsprop_momentum}
+        optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, **kwargs)
     return Learner(model, optimizer)
 
 
@@ -854,7 +787,7 @@ def main(flags: argparse.Namespace) -> int:
     logging.basicConfig(
         format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
     )
-    log.setLevel(logging.INFO)
+    logging.getLogger("chimera").setLevel(logging.INFO)
     try:
         check_flags(flags)
     except ValueError as error:

@@ -39,13 +39,30 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from rundir import Episode, UserError
 
-log = logging.getLogger("rollouts")
+log = logging.getLogger("chimera.rollouts")
 
 
 class Batch(NamedTuple):
     rows: dict[str, Any]  # [T + 1, B, ...]
     core_state: tuple[Tensor, ...]  # Before row 0, each [layers, B, H].
     episodes: list[Episode]  # Games that ended in these rollouts.
+
+
+def check_env(env: gym.vector.VectorEnv, env_id: str) -> None:
+    """Raises UserError for what these agents cannot train on."""
+    mode = env.metadata.get("autoreset_mode")
+    if mode != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(
+            f"--env={env_id} has autoreset_mode={mode}; build it in create_env with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+        )
+    space = env.single_action_space
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise UserError(
+            f"--env={env_id} has the action space {space}; this agent needs "
+            "Discrete(n): wrap the environment in create_env, e.g. with "
+            "gymnasium.wrappers.TransformAction"
+        )
 
 
 class RowMaker:

@@ -6,6 +6,7 @@ What no research idea edits, shared by the agents. A directory holds `meta.json`
 `videos/`; `latest` beside it links to the newest run.
 """
 
+import argparse
 import collections
 import contextlib
 import csv
@@ -33,6 +34,15 @@ Episode = tuple[float, int]  # Return and steps of a whole game.
 
 class UserError(Exception):
     """Something the user can mend; `main` prints its one sentence, no traceback."""
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except where the help text tells how they are found."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def num_cores() -> int:
