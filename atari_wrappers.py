@@ -94,7 +94,10 @@ def make_env(
     elif render_mode is None:
         env = gym.make(env_id)  # Its class need not know render_mode.
     else:
-        env = gym.make(env_id, render_mode=render_mode)
+        try:
+            env = gym.make(env_id, render_mode=render_mode)
+        except TypeError as error:
+            raise gym.error.Error(f"it does not render: {error}") from error
     if isinstance(space := env.observation_space, gym.spaces.Dict):
         nests = (gym.spaces.Dict, gym.spaces.Tuple, *ARRAY_SPACES)
         kept = [key for key, part in space.items() if isinstance(part, nests)]
@@ -144,7 +147,7 @@ def wrap_deepmind(
 def wrap_pytorch(env: gym.Env) -> gym.Env:
     """Images as [C, H, W], also inside Dict and Tuple; other arrays stay as they are.
 
-    [H, W, C] with few channels is turned; [H, W] from 36 pixels on gets a channel.
+    [H, W, C] is turned, [H, W] from 36 pixels on gets a channel.
     """
     space = env.observation_space
     turned = _turn_space(space)
@@ -197,7 +200,10 @@ def make_old_gym(env_id: str, render_mode: str | None = None) -> gym.Env:
             "run: pip install shimmy gym==0.26.2"
         ) from error
     # gym's own checker uses names that numpy 2 removed; gymnasium checks instead.
-    env = old_gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
+    try:
+        env = old_gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
+    except old_gym.error.Error as error:
+        raise gym.error.Error(f"the old gym says: {error}") from error
     return gym.make("GymV26Environment-v0", env=env)
 
 
@@ -367,6 +373,11 @@ def _turn(space: Any, obs: Any) -> Any:
         shape = space.shape
         if len(shape) == 2 and min(shape) >= 36:
             return obs[None]
-        if len(shape) == 3 and shape[2] < shape[0]:
+        if len(shape) == 3 and not _is_channels_first(shape):
             return np.moveaxis(obs, -1, 0)
     return obs
+
+
+def _is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Images come as [H, W, C] unless the shape speaks against it."""
+    return shape[0] < shape[2] or shape[1] == shape[2] != shape[0]

@@ -63,7 +63,7 @@ parser = argparse.ArgumentParser(
 yes_no = argparse.BooleanOptionalAction
 
 g = parser.add_argument_group("run")
-g.add_argument("--env", default="PongNoFrameskip-v4", help="gymnasium id; gym:ID for the old gym")  # fmt: skip
+g.add_argument("--env", help="gymnasium id; gym:ID for the old gym [PongNoFrameskip-v4; in tests: that of the run, as for the flags with an asterisk]")  # fmt: skip
 g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games; test_render: also a video of each")  # fmt: skip
 g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
 g.add_argument("--savedir", default="runs", help="directory of all runs")
@@ -76,8 +76,8 @@ g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to
 g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
 
 g = parser.add_argument_group("environment")
-g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
-g.add_argument("--full_action_set", default=False, action=yes_no, help="Atari: all 18 actions")  # fmt: skip
+g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated* [that of the id]")  # fmt: skip
+g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions* [no]")  # fmt: skip
 g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
 
 g = parser.add_argument_group("actors")
@@ -89,8 +89,8 @@ g.add_argument("--max_actor_restarts", default=1000, type=int, help="dead actors
 g.add_argument("--actor_timeout_s", default=300.0, type=float, help="an actor silent for so long is killed and replaced")  # fmt: skip
 
 g = parser.add_argument_group("model")
-g.add_argument("--net", default="auto", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below")  # fmt: skip
-g.add_argument("--use_lstm", default=False, action=yes_no, help="256 units that also see the last reward and action")  # fmt: skip
+g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below* [auto]")  # fmt: skip
+g.add_argument("--use_lstm", action=yes_no, help="256 units that also see the last reward and action* [no]")  # fmt: skip
 
 g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
@@ -111,9 +111,19 @@ g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
 g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [cores - num_actors]")  # fmt: skip
 
+# A test takes these from the run's checkpoint unless they are given.
+OF_THE_RUN = {
+    "env": "PongNoFrameskip-v4", "net": "auto", "use_lstm": False,
+    "full_action_set": False, "sticky_actions": None,
+}  # fmt: skip
+
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what depends on the machine; raises ValueError saying what to type."""
+    if flags.mode == "train":
+        for name, default in OF_THE_RUN.items():
+            if getattr(flags, name) is None:
+                setattr(flags, name, default)
     cores = rundir.num_cores()
     if flags.num_actors is None:
         flags.num_actors = min(max(cores // 2, 1), 8)
@@ -123,13 +133,15 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.learner_threads = max(cores - flags.num_actors, 1)
     for name in ("total_steps", "envs_per_actor", "unroll_length", "batch_size",
                  "num_test_episodes", "learner_threads", "learning_rate", "log_s",
-                 "checkpoint_s", "actor_timeout_s", "grad_norm_clipping"):  # fmt: skip
+                 "checkpoint_s", "actor_timeout_s", "grad_norm_clipping", "epsilon"):  # fmt: skip
         if not getattr(flags, name) > 0:
             raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
-    for name in ("num_actors", "max_actor_restarts", "baseline_cost", "entropy_cost"):
+    for name in ("num_actors", "max_actor_restarts", "baseline_cost", "entropy_cost",
+                 "seed"):  # fmt: skip
         if not getattr(flags, name) >= 0:
             raise ValueError(f"--{name}={getattr(flags, name)} must not be negative")
-    for name in ("discounting", "vtrace_lambda", "sticky_actions"):
+    for name in ("discounting", "vtrace_lambda", "sticky_actions", "rmsprop_alpha",
+                 "rmsprop_momentum"):  # fmt: skip
         if not 0 <= (getattr(flags, name) or 0) <= 1:
             raise ValueError(f"--{name}={getattr(flags, name)} must lie in [0, 1]")
     num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
@@ -143,11 +155,16 @@ def check_flags(flags: argparse.Namespace) -> None:
             f"{flags.batch_size} while an actor fills {flags.envs_per_actor}; "
             f"pass --num_buffers={2 * least}"
         )
-    if flags.xpid and pathlib.Path(flags.xpid).name != flags.xpid:
+    reserved = ("..", "latest") if flags.mode == "train" else ("..",)
+    if flags.xpid in reserved or pathlib.Path(flags.xpid or "").name != (
+        flags.xpid or ""
+    ):
         raise ValueError(f"--xpid={flags.xpid} must be a plain name; use --savedir")
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        if torch.device(flags.device).type not in ("cpu", "cuda"):
+            raise RuntimeError("only cpu and cuda are supported")
         torch.empty(0, device=flags.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -183,6 +200,10 @@ def open_env(
     """create_env's environment, checked for what this agent can train."""
     try:
         env = create_env(flags, num_envs, render_mode)
+        given = [n for n in ("sticky_actions", "full_action_set", "episode_life")
+                 if getattr(flags, n)]  # fmt: skip
+        if given and not atari_wrappers.is_atari(flags.env):
+            raise UserError(f"--{given[0]} is for Atari, not for --env={flags.env}")
     except (gym.error.Error, FileNotFoundError, ImportError) as error:
         raise UserError(f"--env={flags.env}: {error}") from error
     rollouts.check_env(env, flags.env)
@@ -209,11 +230,13 @@ class ImageBody(nn.Module):
 
     NUM_AVERAGED = 100
 
-    def __init__(self, shape: tuple[int, ...], net: str) -> None:
+    def __init__(self, space: gym.Space, net: str) -> None:
         super().__init__()
+        shape = space.shape or ()
         channels = shape[0]
         # Smaller ones are grids of codes (MinAtar, MiniGrid), no pictures.
-        self.scale = 1 / 255 if min(shape[1:]) >= 36 else 1.0
+        is_picture = space.dtype == np.uint8 and min(shape[1:]) >= 28
+        self.scale = 1 / 255 if is_picture else 1.0
         self.background: Tensor
         self.register_buffer("background", torch.zeros(1, *shape))
         self.num_averaged: Tensor
@@ -272,7 +295,9 @@ class FlatBody(nn.Module):
 
     def __init__(self, space: gym.Space) -> None:
         super().__init__()
-        self.one_hot = int(space.n) if isinstance(space, gym.spaces.Discrete) else 0
+        self.one_hot, self.start = 0, 0
+        if isinstance(space, gym.spaces.Discrete):
+            self.one_hot, self.start = int(space.n), int(space.start)
         width = self.one_hot or int(np.prod(space.shape or (1,)))
         self.num_features = 64
         self.layers = nn.Sequential(
@@ -281,7 +306,7 @@ class FlatBody(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.one_hot:
-            x = F.one_hot(x.long(), self.one_hot)
+            x = F.one_hot(x.long() - self.start, self.one_hot)
         return self.layers(x.reshape(x.shape[0], -1).float())  # [N, F]
 
 
@@ -297,6 +322,10 @@ class Net(nn.Module):
         super().__init__()
         self.num_actions = num_actions
         bodies = [create_body(leaf, net) for leaf in atari_wrappers.leaf_spaces(space)]
+        if net not in ("auto", "mlp") and not any(
+            isinstance(b, ImageBody) for b in bodies
+        ):
+            raise UserError(f"--net={net} is for images, the observation is {space}")
         self.bodies = nn.ModuleList(bodies)
         width = sum(body.num_features for body in bodies)
         self.lstm = None
@@ -361,7 +390,7 @@ def create_body(space: gym.Space, net: str) -> Any:
             f"--net={net} needs images of at least {least} pixels, the observation is "
             f"{shape}; pass --net=auto"
         )
-    return ImageBody(shape, net)
+    return ImageBody(space, net)
 
 
 def create_model(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> nn.Module:
@@ -484,6 +513,11 @@ class Actor:
         inputs = tree_map(lambda x: x[None], row)  # [1, K, ...]
         outputs, self.core_state = self.model(inputs, self.core_state)
         row |= {key: value[0] for key, value in outputs.items()}
+        if not row["policy_logits"].isfinite().all():
+            raise UserError(
+                f"policy_logits are not finite after {self.version} updates; try a "
+                "smaller --learning_rate"
+            )
         row["action"] = sample(row["policy_logits"], self.generator)
         row["policy_version"] = torch.full_like(row["action"], self.version)
         return row
@@ -515,7 +549,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     step: int = 0
     updates: int = 0  # Also the version of the weights.
-    diverged: bool = False
+    last_batch: rollouts.Batch | None = None  # Not saved.
 
     def state(self) -> dict[str, Any]:
         return {
@@ -534,6 +568,9 @@ class Learner:
                 )
         rundir.load_weights(self.model, saved, vars(flags))
         self.optimizer.load_state_dict(saved["optimizer_state_dict"])
+        for group in self.optimizer.param_groups:  # The flags of now, not of then.
+            for name in group.keys() & {"eps", "alpha", "momentum"}:
+                group[name] = self.optimizer.defaults[name]
         self.step, self.updates = saved["step"], saved["updates"]
 
 
@@ -550,16 +587,14 @@ def build_learner(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> Learn
 
 
 def learn(
-    flags: argparse.Namespace,
-    learner: Learner,
-    batch: dict[str, Any],
-    core_state: tuple[Tensor, ...],
+    flags: argparse.Namespace, learner: Learner, batch: rollouts.Batch
 ) -> dict[str, float]:
-    """One update from a batch [T + 1, B, ...]; gives what the log shows of it."""
+    """One update; gives what the log shows of it."""
+    learner.last_batch = batch
     done = min(learner.step / flags.total_steps, 1.0) if flags.lr_decay else 0.0
     for group in learner.optimizer.param_groups:
         group["lr"] = flags.learning_rate * (1 - done)
-    losses = compute_losses(flags, learner.model, batch, core_state)
+    losses = compute_losses(flags, learner.model, batch.rows, batch.core_state)
     learner.optimizer.zero_grad()
     losses["total_loss"].backward()
     grad_norm = nn.utils.clip_grad_norm_(
@@ -567,20 +602,35 @@ def learn(
     )
     stats = {name: loss.item() for name, loss in losses.items()}
     stats["grad_norm"] = grad_norm.item()
-    for name, value in stats.items():
-        if not math.isfinite(value):
-            learner.diverged = True
-            raise UserError(
-                f"{name} is {value} at step {learner.step} ({stats}); the last good "
-                "checkpoint stays as it is; try a smaller --learning_rate"
-            )
+    check_finite(stats, learner.step)
     learner.optimizer.step()
-    versions = batch["policy_version"][:-1].float()
+    versions = batch.rows["policy_version"][:-1].float()
     stats["policy_lag"] = learner.updates - versions.mean().item()
     stats["learning_rate"] = flags.learning_rate * (1 - done)
     learner.step += flags.unroll_length * flags.batch_size
     learner.updates += 1
     return stats
+
+
+def check_finite(stats: dict[str, float], step: int) -> None:
+    for name, value in stats.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"{name} is {value} at step {step} ({stats}); the last good checkpoint "
+                "stays as it is; try a smaller --learning_rate"
+            )
+
+
+def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
+    """Saves weights that still give a finite loss; else raises and keeps the last."""
+    if learner.last_batch is not None:
+        learner.model.eval()
+        with torch.no_grad():
+            batch = learner.last_batch
+            losses = compute_losses(flags, learner.model, batch.rows, batch.core_state)
+        learner.model.train()
+        check_finite({name: loss.item() for name, loss in losses.items()}, learner.step)
+    run.save(learner.state())
 
 
 # --------------------------------------------------------------------------- train
@@ -650,30 +700,25 @@ def train(flags: argparse.Namespace) -> int:
     ):
         if saved := run.restore():
             learner.restore(saved, flags)
-        log.info("%s: from step %d to %d", path, learner.step, flags.total_steps)
         if learner.step >= flags.total_steps:
             raise UserError(
                 f"{path} is trained to step {learner.step}; pass a larger --total_steps "
                 "to go on, or another --xpid"
             )
+        run.begin(learner.step)
+        log.info("%s: from step %d to %d", path, learner.step, flags.total_steps)
         weights = rollouts.SharedWeights(learner.model)
         weights.publish(learner.model, learner.updates)
         with start_actors(flags, weights, learner.step) as source:
             try:
                 train_loop(flags, learner, run, weights, source, stop)
             finally:
-                if not learner.diverged:
-                    run.save(learner.state())
-    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
-    if (wait := run.row.get("learner_wait")) is not None and flags.num_actors:
-        hint = "try more --num_actors" if wait > 0.2 else "the actors waited for it"
-        log.info(
-            "the learner waited %.0f%% of its time for rollouts: %s", 100 * wait, hint
-        )
+                save(flags, learner, run)
     if stop.received:
         log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        log.info("resume with: python -m monobeast --env %s %s", flags.env, where)
+        log.info("resume with: %s", rundir.command("monobeast", parser, flags))
         return 128 + stop.received
+    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
     log.info("done; see it play: python -m monobeast --mode test_render %s", where)
     log.info("curves: tensorboard --logdir %s", flags.savedir)
     return 0
@@ -689,7 +734,7 @@ def train_loop(
 ) -> None:
     from tqdm import tqdm
 
-    updated = time.monotonic()
+    started, waited_s = time.monotonic(), 0.0
     with tqdm(
         total=flags.total_steps,
         initial=learner.step,
@@ -697,14 +742,15 @@ def train_loop(
         disable=not sys.stderr.isatty(),
     ) as bar:
         while learner.step < flags.total_steps and not stop.received:
-            if (batch := source.next_batch()) is None:
+            asked = time.monotonic()
+            batch = source.next_batch()
+            waited_s += time.monotonic() - asked
+            if batch is None:
                 continue
-            arrived = time.monotonic()
-            stats = learn(flags, learner, batch.rows, batch.core_state)
+            stats = learn(flags, learner, batch)
             weights.publish(learner.model, learner.updates)
             stats["actor_restarts"] = source.num_restarts
-            waited_s, updated = arrived - updated, time.monotonic()
-            stats["learner_wait"] = waited_s / (waited_s + updated - arrived)
+            stats["learner_wait"] = waited_s / (time.monotonic() - started)
             last = learner.step >= flags.total_steps
             if run.log(learner.step, learner.updates, stats, batch.episodes, last):
                 bar.set_postfix_str(run.summary().split(" | ", 2)[2])
@@ -712,7 +758,10 @@ def train_loop(
                     log.info(run.summary())
             bar.update(learner.step - bar.n)
             if time.monotonic() - run.saved_at >= flags.checkpoint_s:
-                run.save(learner.state())
+                save(flags, learner, run)
+    wait = waited_s / (time.monotonic() - started)
+    hint = "more --num_actors may help" if wait > 0.2 else "it is the bottleneck"
+    log.info("the learner waited %.0f%% of the time for rollouts: %s", 100 * wait, hint)
 
 
 # ---------------------------------------------------------------------------- test
@@ -722,9 +771,9 @@ def test(flags: argparse.Namespace) -> list[float]:
     """Returns of num_test_episodes whole games, each the first of its environment."""
     run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
     saved = rundir.load_checkpoint(run_path / "model.tar")
-    for name in ("env", "net", "use_lstm", "sticky_actions", "full_action_set"):
-        if getattr(flags, name) == parser.get_default(name):
-            setattr(flags, name, saved["flags"][name])
+    for name in OF_THE_RUN:
+        if getattr(flags, name) is None:
+            setattr(flags, name, saved["flags"].get(name))
     flags.episode_life = False
     rendering = flags.mode == "test_render"
     if rendering:

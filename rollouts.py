@@ -227,23 +227,32 @@ def run_actor(
     pipe: multiprocessing.connection.Connection,
 ) -> None:
     """Body of an actor process: takes indices from the pipe, gives them back full."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans.
     torch.set_num_threads(1)
-    try:
-        actor = make_actor(seed)
-        while True:
+    last_words = None
+    with contextlib.suppress(EOFError, BrokenPipeError):  # The learner is gone.
+        try:
+            actor = make_actor(seed)
+        except Exception as error:
+            last_words = explain(error)
+        while last_words is None:
             indices = pipe.recv()
-            pipe.send((indices, actor.rollout(buffers, indices), None))
-    except (EOFError, BrokenPipeError):
-        pass  # The learner is gone.
-    except UserError as error:
-        pipe.send(([], [], str(error)))
-        raise SystemExit(1) from None
-    except Exception:
-        pipe.send(([], [], traceback.format_exc()))
-        raise SystemExit(1) from None
+            try:
+                episodes = actor.rollout(buffers, indices)
+            except Exception as error:
+                last_words = explain(error)
+            else:
+                pipe.send((indices, episodes, None))
+        pipe.send(([], [], last_words))
+    sys.exit(1)
+
+
+def explain(error: Exception) -> str:
+    """The traceback, or the sentence where that is all a user needs."""
+    if isinstance(error, UserError):
+        return str(error)
+    return "".join(traceback.format_exception(error))
 
 
 @dataclasses.dataclass
@@ -330,7 +339,8 @@ class ActorProcesses:
         try:
             body()
         except BaseException as error:
-            self._error = error
+            if self._error is None:
+                self._error = error
 
     def _stack(self) -> None:
         while not self._closing.is_set():
@@ -350,6 +360,8 @@ class ActorProcesses:
 
     def _deal(self) -> None:
         """Owns the processes: starts, feeds, replaces and ends them."""
+        # Actors inherit this: a Ctrl-C is not theirs, not even while they import.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             while not self._closing.is_set():
                 self._start_missing()
@@ -375,7 +387,6 @@ class ActorProcesses:
                 target=run_actor,
                 args=(self.make_actor, seed, self.buffers, theirs),
                 name=f"actor-{slot.actor_id}",
-                daemon=True,
             )
             slot.process.start()
             theirs.close()  # Only the actor's own end is left: its death is an EOF.
@@ -406,6 +417,7 @@ class ActorProcesses:
         slot.heard = time.monotonic()
         if last_words is not None:
             slot.last_words = last_words
+            slot.process.kill()  # Threads of its environment may keep it from ending.
             return
         slot.held.remove(indices)
         slot.deaths_in_a_row = 0
@@ -413,7 +425,7 @@ class ActorProcesses:
             self.full_queue.put((index, episodes if i == 0 else []))
 
     def _bury(self, slot: _Slot) -> None:
-        slot.process.join(timeout=5)
+        end_processes([slot.process])
         slot.pipe.close()
         code = slot.process.exitcode
         reason = slot.last_words or f"exit code {code} (a negative one is the signal)"
@@ -438,9 +450,15 @@ class ActorProcesses:
 
     def _kill_silent(self) -> None:
         for slot in self._slots:
+            if slot.process is None:
+                continue
+            # A dead actor whose own children live on: its pipe is not at its end.
+            if not slot.process.is_alive() and not slot.pipe.poll():
+                self._bury(slot)
+                continue
             silent_s = time.monotonic() - slot.heard
-            if slot.process and slot.held and silent_s > self.timeout_s:
-                slot.last_words = (
+            if slot.held and silent_s > self.timeout_s:
+                slot.last_words = slot.last_words or (
                     f"silent for {silent_s:.0f} s and therefore killed; environments "
                     "that slow need a larger --actor_timeout_s"
                 )
@@ -492,7 +510,7 @@ def derive_seed(*numbers: int) -> int:
 def end_processes(processes: list[Any], timeout_s: float = 3.0) -> None:
     """Asks all to end, kills those that have not after timeout_s, joins them."""
     for process in processes:
-        process.terminate()
+        process.terminate()  # Nothing happens to one that has ended.
     deadline = time.monotonic() + timeout_s
     for process in processes:
         process.join(timeout=max(deadline - time.monotonic(), 0.1))

@@ -18,6 +18,7 @@ import math
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+
+CHECKPOINT_KEYS = {"model_state_dict", "optimizer_state_dict", "step", "updates"}
+CHECKPOINT_KEYS |= {"seconds", "num_episodes", "episodes", "rng_state", "flags"}
 
 Episode = tuple[float, int]  # Return and steps of a whole game.
 
@@ -43,6 +47,22 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         if action.default is None:
             return action.help
         return super()._get_help_string(action)
+
+
+def command(
+    agent: str, parser: argparse.ArgumentParser, flags: argparse.Namespace
+) -> str:
+    """The command that goes on with a run: all flags that are not as by default."""
+    words = [f"python -m {agent}"]
+    for action in parser._actions:
+        value = getattr(flags, action.dest, None)
+        if value in (None, action.default):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{action.dest}")
+        else:
+            words.append(shlex.join([f"--{action.dest}", str(value)]))
+    return " ".join(words)
 
 
 def num_cores() -> int:
@@ -76,7 +96,7 @@ class StopSignals:
 
 
 class Run:
-    """One run: `with Run(...) as run`, then restore(), log() and save().
+    """One run: `with Run(...) as run`, then restore(), begin(), log() and save().
 
     stats names the columns of logs.csv beside the fixed ones; a value that log() is
     not given stays empty.
@@ -116,12 +136,6 @@ class Run:
                 raise UserError(
                     f"{self.path} is in use by another process; pass another --xpid"
                 ) from None
-            meta = json.dumps(describe(self.agent, self.flags), indent=1)
-            (self.path / "meta.json").write_text(meta + "\n")
-            latest = self.path.parent / "latest"
-            with contextlib.suppress(OSError):  # Some file systems have no links.
-                latest.unlink(missing_ok=True)
-                latest.symlink_to(self.path.name)
         return self
 
     def __exit__(self, *unused_exc: Any) -> None:
@@ -133,30 +147,45 @@ class Run:
         self.lock.close()
 
     def restore(self) -> dict[str, Any] | None:
-        """The state given to save() last, None in a fresh run; opens the logs."""
-        saved, step = None, 0
-        if self.checkpoint.exists():
-            saved = load_checkpoint(self.checkpoint)
-            step = saved["step"]
-            self.seconds_before = saved["seconds"]
-            self.num_episodes = saved["num_episodes"]
-            self.episodes.extend((r, int(n)) for r, n in saved["episodes"])
-            torch.set_rng_state(saved["rng_state"])
-        with explain_disk_errors(self.path):
-            self._open_logs(step)
-        self.step_at_log = step
-        self.started = self.saved_at = self.logged_at = time.monotonic()
+        """The state given to save() last, None in a fresh run. Changes no file."""
+        if not self.checkpoint.exists():
+            return None
+        saved = load_checkpoint(self.checkpoint)
+        self.seconds_before = saved["seconds"]
+        self.num_episodes = saved["num_episodes"]
+        self.episodes.extend((r, int(n)) for r, n in saved["episodes"])
+        torch.set_rng_state(saved["rng_state"])
         return saved
 
-    def _open_logs(self, step: int) -> None:
-        """Goes on after `step`; rows past it belong to updates lost with a crash."""
+    def begin(self, step: int) -> None:
+        """Writes meta.json, points `latest` here and opens the logs to go on at step."""
         from torch.utils.tensorboard import SummaryWriter  # Slow: only where it logs.
 
+        with explain_disk_errors(self.path):
+            meta = self.path / "meta.json.tmp"
+            text = json.dumps(describe(self.agent, self.flags), indent=1, default=str)
+            meta.write_text(text + "\n")
+            meta.replace(self.path / "meta.json")
+            latest = self.path.parent / "latest"
+            with contextlib.suppress(OSError):  # Some file systems have no links.
+                latest.unlink(missing_ok=True)
+                latest.symlink_to(self.path.name)
+            self._open_csv(step)
+            self.writer = SummaryWriter(str(self.path), purge_step=step or None)
+        self.step_at_log = step
+        self.started = self.saved_at = self.logged_at = time.monotonic()
+
+    def _open_csv(self, step: int) -> None:
+        """Keeps rows up to step: later ones belong to updates lost with a crash."""
         path = self.path / "logs.csv"
         rows = []
         if path.exists():
-            with path.open(newline="") as old:
-                rows = [row for row in csv.DictReader(old) if int(row["step"]) <= step]
+            # A power cut may leave half a row, or zeros, at the end.
+            with path.open(newline="", errors="replace") as old:
+                for row in csv.DictReader(line.replace("\0", "") for line in old):
+                    number = row.get("step") or ""
+                    if number.isdigit() and int(number) <= step:
+                        rows.append(row)
         renewed = self.path / "logs.csv.tmp"
         self.csv_file = renewed.open("w", newline="")
         self.csv = csv.DictWriter(self.csv_file, self.columns, extrasaction="ignore")
@@ -164,7 +193,6 @@ class Run:
         self.csv.writerows(rows)
         self.csv_file.flush()
         renewed.replace(path)
-        self.writer = SummaryWriter(str(self.path), purge_step=step or None)
 
     def seconds(self) -> float:
         """Of training so far, over all lives of the run."""
@@ -193,8 +221,9 @@ class Run:
                 self.writer.add_scalar("charts/episodic_length", steps, step)
             if now - self.logged_at < self.log_s and not force:
                 return False
-            self.row = {
-                name: float(np.mean(seen)) for name, seen in self.recent.items()
+            self.row = {  # Counters, which are ints, as they stand.
+                name: seen[-1] if isinstance(seen[-1], int) else float(np.mean(seen))
+                for name, seen in self.recent.items()
             }
             self.row |= {
                 "step": step,
@@ -257,7 +286,10 @@ class Run:
                 if self.checkpoint.exists():
                     previous = self.path / "model.prev.tar"
                     previous.unlink(missing_ok=True)
-                    os.link(self.checkpoint, previous)
+                    try:
+                        os.link(self.checkpoint, previous)
+                    except OSError:  # A file system without hard links.
+                        shutil.copyfile(self.checkpoint, previous)
                 os.replace(temporary, self.checkpoint)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -292,8 +324,11 @@ def load_checkpoint(path: pathlib.Path) -> dict[str, Any]:
     """What Run.save wrote, on the CPU."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(saved, dict) or "model_state_dict" not in saved:
-            raise ValueError("it holds no model_state_dict")
+        missing = CHECKPOINT_KEYS - saved.keys()
+        if missing:
+            raise ValueError(
+                f"it is no checkpoint of Chimera, having no {min(missing)}"
+            )
         return saved
     except FileNotFoundError:
         raise UserError(
@@ -344,12 +379,16 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
         commit = done.stdout.strip()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     versions |= {"gymnasium": gym.__version__, "numpy": np.__version__}
-    spec = gym.registry.get(flags["env"])
+    # "package:Game-v0" is registered as "Game-v0"; a class as entry point has no JSON.
+    spec = gym.registry.get(flags["env"].rpartition(":")[2])
+    environment: Any = spec
+    with contextlib.suppress(ValueError, TypeError):
+        environment = json.loads(spec.to_json()) if spec else None
     return {
         "agent": agent,
         "flags": flags,
         "commit": commit,
-        "environment": json.loads(spec.to_json()) if spec else None,
+        "environment": environment,
         "versions": versions,
         "host": platform.node(),
         "cores": num_cores(),
@@ -361,6 +400,8 @@ def write_video(frames: list[np.ndarray], path: pathlib.Path, fps: int) -> None:
     """An MP4 of frames [H, W, 3]; small ones are enlarged to 160 pixels."""
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
 
+    if frames[0].ndim != 3:
+        raise UserError("the environment gives no pictures to make a video of")
     if frames[0].dtype != np.uint8:
         frames = [(frame * 255).astype(np.uint8) for frame in frames]  # MinAtar's.
     zoom = 1 if frames[0].shape[0] >= 160 else 2 * math.ceil(80 / frames[0].shape[0])

@@ -81,7 +81,8 @@ def measure_parts(flags: argparse.Namespace, seconds: float) -> dict[str, float]
     model.eval()
     result["inference"] = core_seconds(infer, seconds) / num_envs
     model.train()
-    learn = lambda: monobeast.learn(flags, learner, batch, core_state)  # noqa: E731
+    whole = rollouts.Batch(batch, core_state, [])
+    learn = lambda: monobeast.learn(flags, learner, whole)  # noqa: E731
     result["learning"] = core_seconds(learn, seconds) / batch_steps
     env.close()
     return {name: 1e3 * value for name, value in result.items()}

@@ -150,6 +150,32 @@ def test_images_are_turned_to_channels_first():
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    [
+        ((10, 10, 4), (4, 10, 10)),
+        ((10, 10, 10), (10, 10, 10)),
+        ((16, 10, 10), (16, 10, 10)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((210, 160, 3), (3, 210, 160)),
+        ((84, 84), (1, 84, 84)),
+        ((3, 4), (3, 4)),
+    ],
+)
+def test_which_images_are_turned(shape, turned):
+    class Image(gym.Env):
+        observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.arange(np.prod(shape), dtype=np.uint8).reshape(shape), {}
+
+    observation, _ = atari_wrappers.wrap_pytorch(Image()).reset()
+    assert observation.shape == turned
+    if shape == (10, 10, 10):  # MinAtar's Seaquest: height, width, channels.
+        assert observation[1, 0, 0] == 1
+
+
 def test_a_missing_rom_says_what_to_install(monkeypatch):
     monkeypatch.setattr(atari_wrappers.ale_py.roms, "get_rom_path", lambda name: None)
     for make in (

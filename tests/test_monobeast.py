@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import json
+import os
+import pty
+import shlex
 import subprocess
 import sys
+import termios
 
 import gymnasium as gym
 import numpy as np
@@ -14,16 +19,18 @@ from tests.conftest import ROOT, make_flags, read_logs
 
 SMALL = {"num_actors": 0, "envs_per_actor": 2, "batch_size": 2, "unroll_length": 5}
 
-# The default: tests then take environment and network from the checkpoint.
-ANY = monobeast.parser.get_default("env")
-
 
 def run(tmp_path, *args, **kwargs):
     """Exit code of a small run in this process."""
     kwargs = {"env": "CartPole-v1", "total_steps": 200, "xpid": "test"} | SMALL | kwargs
-    given = [f"--{name}={value}" for name, value in kwargs.items()]
+    given = [f"--{name}={value}" for name, value in kwargs.items() if value is not None]
     argv = [f"--savedir={tmp_path}", "--log_s=0.01", *args, *given]
     return monobeast.main(monobeast.parser.parse_args(argv))
+
+
+def contents(path):
+    """Every file below path, with what it holds."""
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def checkpoint(tmp_path, xpid="test"):
@@ -53,7 +60,7 @@ def test_trains_resumes_and_tests(tmp_path, capsys, env_id, args):
     saved = checkpoint(tmp_path)
     assert (saved["step"], saved["updates"]) == (300, 30)
     if "Pong" not in env_id:  # Games of a minute: tested once below.
-        assert run(tmp_path, "--mode=test", env=ANY) == 0
+        assert run(tmp_path, "--mode=test", env=None) == 0
         printed = capsys.readouterr().out
         assert f"10 episodes of {env_id} after 300 steps: mean" in printed
         assert all(word in printed for word in ("min", "max", "std"))
@@ -152,7 +159,7 @@ def test_learning_rate_falls_with_steps_also_after_a_resume(tmp_path):
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
 def test_render_writes_a_video_per_episode(tmp_path, capsys, env_id):
     run(tmp_path, env=env_id)
-    assert run(tmp_path, "--mode=test_render", env=ANY, num_test_episodes=2) == 0
+    assert run(tmp_path, "--mode=test_render", env=None, num_test_episodes=2) == 0
     videos = sorted((tmp_path / "test" / "videos").iterdir())
     assert [video.name for video in videos] == ["episode-0.mp4", "episode-1.mp4"]
     assert all(b"ftyp" in video.read_bytes()[:16] for video in videos)
@@ -170,8 +177,8 @@ def test_atari_games_are_tested_and_rendered(tmp_path, monkeypatch, capsys):
     shorter = tuple(400 if x == 108_000 else x for x in defaults)
     monkeypatch.setattr(atari_wrappers.make_atari, "__defaults__", shorter)
     run(tmp_path, env="PongNoFrameskip-v4", total_steps=20)
-    assert run(tmp_path, "--mode=test", env=ANY, num_test_episodes=3) == 0
-    assert run(tmp_path, "--mode=test_render", env=ANY, num_test_episodes=1) == 0
+    assert run(tmp_path, "--mode=test", env=None, num_test_episodes=3) == 0
+    assert run(tmp_path, "--mode=test_render", env=None, num_test_episodes=1) == 0
     assert capsys.readouterr().out.count("after 20 steps") == 2
     assert (tmp_path / "test" / "videos" / "episode-0.mp4").stat().st_size > 1000
 
@@ -192,6 +199,32 @@ def test_atari_games_are_tested_and_rendered(tmp_path, monkeypatch, capsys):
 def test_the_body_fits_the_observation(shape, net, features):
     space = gym.spaces.Box(0, 255, shape, np.uint8)
     assert monobeast.create_body(space, net).num_features == features
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "scale"),
+    [
+        ((3, 84, 84), np.uint8, 1 / 255),
+        ((3, 32, 32), np.uint8, 1 / 255),
+        ((3, 84, 84), np.float32, 1.0),
+        ((3, 7, 7), np.uint8, 1.0),
+    ],
+)
+def test_pictures_are_scaled_and_codes_are_not(shape, dtype, scale):
+    space = gym.spaces.Box(0, 255, shape, dtype)
+    assert monobeast.create_body(space, "auto").scale == scale
+
+
+def test_images_are_centred_by_the_mean_of_the_first_updates():
+    body = monobeast.ImageBody(gym.spaces.Box(0, 255, (1, 5, 5), np.uint8), "small")
+    torch.manual_seed(0)
+    pictures = torch.randint(255, (300, 4, 1, 5, 5), dtype=torch.uint8)
+    for batch in pictures[:200]:
+        body(batch)
+    body.eval()
+    body(pictures[200])  # Actors only look.
+    expected = pictures[:100].float().mean(dim=(0, 1))
+    torch.testing.assert_close(body.background[0], expected)
 
 
 def test_weights_of_convolutions_are_channels_last():
@@ -268,6 +301,13 @@ def test_what_follows_a_masked_row_changes_no_loss():
         ({"discounting": 1.5}, "--discounting=1.5 must lie in [0, 1]"),
         ({"num_buffers": 3, "batch_size": 8}, "pass --num_buffers="),
         ({"xpid": "a/b"}, "--savedir"),
+        ({"xpid": ".."}, "--savedir"),
+        ({"xpid": "latest"}, "--savedir"),
+        ({"seed": -1}, "--seed=-1 must not be negative"),
+        ({"epsilon": 0}, "--epsilon=0.0 must be above 0"),
+        ({"learning_rate": "nan"}, "--learning_rate=nan must be above 0"),
+        ({"rmsprop_alpha": 1.5}, "--rmsprop_alpha=1.5 must lie in [0, 1]"),
+        ({"device": "meta"}, "pass --device=cpu"),
         ({"device": "cuda:77"}, "pass --device=cpu"),
         ({"device": "toaster"}, "pass --device=cpu"),
         ({"net": "vgg"}, "invalid choice"),
@@ -291,6 +331,9 @@ def test_a_wrong_flag_is_named_and_exits_with_2(tmp_path, capsys, kwargs, said):
         (["--env=Pendulum-v1"], "this agent needs Discrete(n)"),
         (["--env=MinAtar/Breakout-v1", "--net=shallow"], "pass --net=auto"),
         (["--mode=test", "--xpid=never"], "there is no checkpoint"),
+        (["--env=gym:NoSuchGame-v0"], "the old gym says"),
+        (["--sticky_actions=0.5"], "--sticky_actions is for Atari"),
+        (["--net=deep"], "--net=deep is for images"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_1(tmp_path, caplog, args, said):
@@ -336,11 +379,12 @@ def test_a_broken_checkpoint_names_the_previous_one(tmp_path, caplog):
 )
 def test_a_checkpoint_of_another_model_is_left_alone(tmp_path, caplog, kwargs, said):
     run(tmp_path)
-    before = (tmp_path / "test" / "model.tar").read_bytes()
+    run(tmp_path, xpid="newer")
+    before = contents(tmp_path)
     args = ["--use_lstm"] if kwargs.pop("use_lstm", False) else []
     assert run(tmp_path, *args, total_steps=400, **kwargs) == 1
     assert said in caplog.text
-    assert (tmp_path / "test" / "model.tar").read_bytes() == before
+    assert contents(tmp_path) == before
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, caplog):
@@ -348,6 +392,59 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, caplog):
     torch.save({"model_state_dict": print}, tmp_path / "test" / "model.tar")
     assert run(tmp_path, total_steps=400) == 1
     assert "cannot read the checkpoint" in caplog.text
+
+
+def test_a_checkpoint_of_another_program_is_one_sentence(tmp_path, caplog):
+    run(tmp_path)
+    weights = checkpoint(tmp_path)["model_state_dict"]
+    torch.save(
+        {"model_state_dict": weights, "flags": {}}, tmp_path / "test" / "model.tar"
+    )
+    assert run(tmp_path, total_steps=400) == 1
+    assert run(tmp_path, "--mode=test", env=None) == 1
+    assert caplog.text.count("it is no checkpoint of Chimera") == 2
+
+
+@pytest.mark.parametrize("learning_rate", [1e20, 1e38])
+def test_weights_that_blew_up_are_never_saved(tmp_path, caplog, learning_rate):
+    args = {"env": "MinAtar/Breakout-v1", "clip_rewards": None}
+    assert run(tmp_path, total_steps=20, **args) == 0
+    before = (tmp_path / "test" / "model.tar").read_bytes()
+    assert run(tmp_path, total_steps=2000, learning_rate=learning_rate, **args) == 1
+    assert "smaller --learning_rate" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert (tmp_path / "test" / "model.tar").read_bytes() == before
+
+
+def test_a_damaged_log_does_not_stop_a_resume(tmp_path):
+    run(tmp_path)
+    with (tmp_path / "test" / "logs.csv").open("ab") as file:
+        file.write(b"21" + bytes(100))
+    assert run(tmp_path, total_steps=400) == 0
+    steps = [int(row["step"]) for row in read_logs(tmp_path / "test")]
+    assert steps == sorted(set(steps))
+
+
+def test_optimizer_flags_hold_after_a_resume(tmp_path):
+    run(tmp_path)
+    run(tmp_path, total_steps=400, epsilon=0.1)
+    (group,) = checkpoint(tmp_path)["optimizer_state_dict"]["param_groups"]
+    assert group["eps"] == 0.1
+
+
+def test_the_command_to_resume_holds_all_flags_given():
+    args = [
+        "--env",
+        "CartPole-v1",
+        "--use_lstm",
+        "--total_steps",
+        "7",
+        "--no-clip_rewards",
+    ]
+    flags = monobeast.parser.parse_args([*args, "--xpid", "my run"])
+    said = rundir.command("monobeast", monobeast.parser, flags)
+    assert said.startswith("python -m monobeast ")
+    assert monobeast.parser.parse_args(shlex.split(said)[3:]) == flags
 
 
 def test_a_finished_run_says_how_to_go_on(tmp_path, caplog):
@@ -362,10 +459,36 @@ def test_two_processes_do_not_share_a_run(tmp_path, caplog):
     assert "in use by another process" in caplog.text
 
 
-def test_help_names_every_flag_with_its_default(capsys):
+def test_a_terminal_shows_a_progress_bar(tmp_path):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    args = ["--env=CartPole-v1", "--num_actors=0", "--total_steps=5000", "--log_s=0.1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monobeast", f"--savedir={tmp_path}", *args],
+        cwd=ROOT,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # The terminal's end, once the run has ended.
+        while data := os.read(ours, 4096):
+            shown += data
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert b"%|" in shown
+    assert b"return " in shown
+    assert b"steps/s | return" not in shown  # No log lines between the bars.
+
+
+def test_help_explains_every_flag_with_its_default(capsys):
     with pytest.raises(SystemExit):
         monobeast.parser.parse_args(["--help"])
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     for action in monobeast.parser._actions:
         assert action.option_strings[-1] in printed
+        assert action.help
+        if action.default not in (None, "==SUPPRESS=="):
+            assert f"(default: {action.default})" in printed, action.dest
+        elif action.dest not in ("help", "xpid"):
+            assert "[" in action.help, action.dest
     assert "Example: python -m monobeast" in printed

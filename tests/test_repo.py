@@ -25,6 +25,7 @@ def test_readme_begins_with_the_two_commands():
     assert "make train" in COMMANDS
     assert "make test" in COMMANDS
     assert README.index("make train") < 700
+    assert "@@" not in README  # Nothing left to fill in.
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make")])

@@ -46,7 +46,9 @@ def test_a_signal_saves_and_leaves_nothing_behind(start, number, code):
     assert not session(run.pid)
     assert shared_memory() <= before
     assert "Traceback" not in run.text()
-    assert "resume with: python -m monobeast --env CartPole-v1" in run.text()
+    assert (
+        "resume with: python -m monobeast --env CartPole-v1 --xpid test" in run.text()
+    )
     saved = torch.load(run.path / "model.tar", weights_only=True)
     again = start(*CARTPOLE, "--num_actors=2")
     again.wait_for_step(saved["step"] + 2000)
@@ -122,6 +124,15 @@ def test_an_actor_that_raises_again_and_again_ends_the_run(start):
     assert torch.load(run.path / "model.tar", weights_only=True)["step"] == 0
 
 
+def test_an_end_of_file_in_the_environment_is_its_error_too(start):
+    run = start(
+        *TROUBLED, "--num_actors=1", "--unroll_length=50", env={"TROUBLE": "eof"}
+    )
+    assert run.wait() == 1
+    assert "died 3 times in a row" in run.text()
+    assert "EOFError: the game process is gone" in run.text()
+
+
 def test_restarts_are_bounded(start):
     run = start(
         *TROUBLED, "--num_actors=1", "--max_actor_restarts=2", env={"TROUBLE": "raise"}
@@ -142,12 +153,25 @@ def test_an_actor_that_hangs_is_killed_and_replaced(start, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_by_name(start):
+    fine = start(
+        *TROUBLED, "--num_actors=0", "--total_steps=40", env={"TROUBLE": "nan"}
+    )
+    assert fine.wait() == 0, fine.text()
+    before = (fine.path / "model.tar").read_bytes()
     run = start(*TROUBLED, "--num_actors=0", env={"TROUBLE": "nan"})
     assert run.wait() == 1
     assert "total_loss is nan at step" in run.text()
     assert "Traceback" not in run.text()
-    # The checkpoint from before is not overwritten.
-    assert not (run.path / "model.tar").exists()
+    assert (run.path / "model.tar").read_bytes() == before
+
+
+def test_a_signal_while_actors_start_is_quiet(start):
+    run = start(*CARTPOLE, "--num_actors=2")
+    wait_for(lambda: len(run.actors()) == 2, run.text)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(seconds=10) == 130
+    assert "Traceback" not in run.text()
+    assert not session(run.pid)
 
 
 @pytest.fixture

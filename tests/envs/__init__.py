@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import threading
 import time
 from typing import Any
 
@@ -72,7 +73,8 @@ class Troubled(Counting):
     """Does what the environment variable TROUBLE says, at its 30th step.
 
     raise: an exception each time; raise-once PATH: an exception unless PATH exists;
-    hang-once PATH: sleeps for an hour; nan: a reward that is no number.
+    hang-once PATH: sleeps for an hour; eof: EOFError, with a thread left running;
+    nan: a reward that is no number.
     """
 
     def step(self, action: Any) -> Any:
@@ -81,6 +83,10 @@ class Troubled(Counting):
             what, _, path = os.environ["TROUBLE"].partition(" ")
             if what == "nan":
                 reward = float("nan")
+            elif what == "eof":
+                # As of a game in a process of its own; its thread outlives the error.
+                threading.Thread(target=time.sleep, args=(3600,)).start()
+                raise EOFError("the game process is gone")
             elif what == "raise":
                 raise ZeroDivisionError("the emulator fell over")
             elif not pathlib.Path(path).exists():
