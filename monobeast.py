@@ -120,6 +120,7 @@ OF_THE_RUN = {
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what depends on the machine; raises ValueError saying what to type."""
+    flags.command = rundir.command("monobeast", parser, flags)
     if flags.mode == "train":
         for name, default in OF_THE_RUN.items():
             if getattr(flags, name) is None:
@@ -131,19 +132,17 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.envs_per_actor = max(32 // max(flags.num_actors, 1), 1)
     if flags.learner_threads is None:
         flags.learner_threads = max(cores - flags.num_actors, 1)
-    for name in ("total_steps", "envs_per_actor", "unroll_length", "batch_size",
-                 "num_test_episodes", "learner_threads", "learning_rate", "log_s",
-                 "checkpoint_s", "actor_timeout_s", "grad_norm_clipping", "epsilon"):  # fmt: skip
-        if not getattr(flags, name) > 0:
-            raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
-    for name in ("num_actors", "max_actor_restarts", "baseline_cost", "entropy_cost",
-                 "seed"):  # fmt: skip
-        if not getattr(flags, name) >= 0:
-            raise ValueError(f"--{name}={getattr(flags, name)} must not be negative")
-    for name in ("discounting", "vtrace_lambda", "sticky_actions", "rmsprop_alpha",
-                 "rmsprop_momentum"):  # fmt: skip
-        if not 0 <= (getattr(flags, name) or 0) <= 1:
-            raise ValueError(f"--{name}={getattr(flags, name)} must lie in [0, 1]")
+    rundir.check_ranges(
+        flags,
+        above_0="total_steps envs_per_actor unroll_length batch_size num_test_episodes "
+        "learner_threads learning_rate epsilon grad_norm_clipping log_s checkpoint_s "
+        "actor_timeout_s",
+        from_0="num_actors max_actor_restarts baseline_cost entropy_cost seed",
+        from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
+        "rmsprop_momentum",
+    )
+    rundir.check_xpid(flags.xpid, training=flags.mode == "train")
+    flags.device = rundir.check_device(flags.device)
     num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
     # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
     least = flags.batch_size + flags.envs_per_actor - 1
@@ -155,22 +154,6 @@ def check_flags(flags: argparse.Namespace) -> None:
             f"{flags.batch_size} while an actor fills {flags.envs_per_actor}; "
             f"pass --num_buffers={2 * least}"
         )
-    reserved = ("..", "latest") if flags.mode == "train" else ("..",)
-    if flags.xpid in reserved or pathlib.Path(flags.xpid or "").name != (
-        flags.xpid or ""
-    ):
-        raise ValueError(f"--xpid={flags.xpid} must be a plain name; use --savedir")
-    if flags.device == "auto":
-        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        if torch.device(flags.device).type not in ("cpu", "cuda"):
-            raise RuntimeError("only cpu and cuda are supported")
-        torch.empty(0, device=flags.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"--device={flags.device}: {reason}; pass --device=cpu"
-        ) from error
 
 
 # --------------------------------------------------------------------- environment
@@ -602,7 +585,7 @@ def learn(
     )
     stats = {name: loss.item() for name, loss in losses.items()}
     stats["grad_norm"] = grad_norm.item()
-    check_finite(stats, learner.step)
+    rundir.check_finite(stats, learner.step)
     learner.optimizer.step()
     versions = batch.rows["policy_version"][:-1].float()
     stats["policy_lag"] = learner.updates - versions.mean().item()
@@ -610,15 +593,6 @@ def learn(
     learner.step += flags.unroll_length * flags.batch_size
     learner.updates += 1
     return stats
-
-
-def check_finite(stats: dict[str, float], step: int) -> None:
-    for name, value in stats.items():
-        if not math.isfinite(value):
-            raise UserError(
-                f"{name} is {value} at step {step} ({stats}); the last good checkpoint "
-                "stays as it is; try a smaller --learning_rate"
-            )
 
 
 def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
@@ -629,7 +603,9 @@ def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
             batch = learner.last_batch
             losses = compute_losses(flags, learner.model, batch.rows, batch.core_state)
         learner.model.train()
-        check_finite({name: loss.item() for name, loss in losses.items()}, learner.step)
+        rundir.check_finite(
+            {name: loss.item() for name, loss in losses.items()}, learner.step
+        )
     run.save(learner.state())
 
 
@@ -693,6 +669,7 @@ def train(flags: argparse.Namespace) -> int:
     if not flags.xpid:
         name = flags.env.replace("/", "-").replace(":", "-")
         flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        flags.command += f" --xpid {flags.xpid}"
     path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
     with (
         rundir.StopSignals() as stop,
@@ -716,7 +693,7 @@ def train(flags: argparse.Namespace) -> int:
                 save(flags, learner, run)
     if stop.received:
         log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        log.info("resume with: %s", rundir.command("monobeast", parser, flags))
+        log.info("resume with: %s", flags.command)
         return 128 + stop.received
     where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
     log.info("done; see it play: python -m monobeast --mode test_render %s", where)

@@ -72,6 +72,52 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def check_ranges(
+    flags: argparse.Namespace, above_0: str, from_0: str, from_0_to_1: str
+) -> None:
+    """Raises ValueError for the first flag out of its range; None passes."""
+    for names, fits, said in (
+        (above_0, lambda x: x > 0, "be above 0"),
+        (from_0, lambda x: x >= 0, "not be negative"),
+        (from_0_to_1, lambda x: 0 <= x <= 1, "lie in [0, 1]"),
+    ):
+        for name in names.split():
+            value = getattr(flags, name)
+            if value is not None and not fits(value):
+                raise ValueError(f"--{name}={value} must {said}")
+
+
+def check_xpid(xpid: str | None, training: bool) -> None:
+    """Raises ValueError for names that would leave --savedir or hide `latest`."""
+    reserved = ("..", "latest") if training else ("..",)
+    if xpid and (xpid in reserved or pathlib.Path(xpid).name != xpid):
+        raise ValueError(f"--xpid={xpid} must be a plain name; use --savedir")
+
+
+def check_device(device: str) -> str:
+    """device, with auto resolved; raises ValueError where it cannot be used."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise RuntimeError("only cpu and cuda are supported")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device={device}: {reason}; pass --device=cpu") from error
+    return device
+
+
+def check_finite(stats: dict[str, float], step: int) -> None:
+    """Raises UserError naming the first value that is no number."""
+    for name, value in stats.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"{name} is {value} at step {step} ({stats}); the last good checkpoint "
+                "stays as it is; try a smaller --learning_rate"
+            )
+
+
 class StopSignals:
     """Ctrl-C or SIGTERM asks the loop to end; a second Ctrl-C breaks off at once."""
 
