@@ -150,10 +150,9 @@ def wrap_pytorch(env: gym.Env) -> gym.Env:
     [H, W, C] is turned, [H, W] from 36 pixels on gets a channel.
     """
     space = env.observation_space
-    turned = _turn_space(space)
-    if turned == space:
+    if not _turns(space):
         return env
-    return TransformObservation(env, lambda obs: _turn(space, obs), turned)
+    return TransformObservation(env, lambda obs: _turn(space, obs), _turn_space(space))
 
 
 def make_atari_vector(
@@ -369,15 +368,21 @@ def _turn(space: Any, obs: Any) -> Any:
         return {key: _turn(inner, obs[key]) for key, inner in space.items()}
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_turn(inner, x) for inner, x in zip(space, obs, strict=True))
-    if isinstance(space, gym.spaces.Box):
-        shape = space.shape
-        if len(shape) == 2 and min(shape) >= 36:
-            return obs[None]
-        if len(shape) == 3 and not _is_channels_first(shape):
-            return np.moveaxis(obs, -1, 0)
-    return obs
+    if not _turns(space):
+        return obs
+    return obs[None] if len(space.shape) == 2 else np.moveaxis(obs, -1, 0)
 
 
-def _is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Images come as [H, W, C] unless the shape speaks against it."""
-    return shape[0] < shape[2] or shape[1] == shape[2] != shape[0]
+def _turns(space: Any) -> bool:
+    """Whether observations of space hold an image whose channels are not first."""
+    if isinstance(space, gym.spaces.Dict):
+        return any(_turns(inner) for inner in space.values())
+    if isinstance(space, gym.spaces.Tuple):
+        return any(_turns(inner) for inner in space)
+    if not isinstance(space, gym.spaces.Box):
+        return False
+    shape = space.shape
+    if len(shape) == 3:
+        # Images come as [H, W, C] unless the shape speaks against it.
+        return not (shape[0] < shape[2] or shape[1] == shape[2] != shape[0])
+    return len(shape) == 2 and min(shape) >= 36

@@ -19,6 +19,7 @@ import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import pathlib
 import queue
 import resource
@@ -227,6 +228,7 @@ def run_actor(
     pipe: multiprocessing.connection.Connection,
 ) -> None:
     """Body of an actor process: takes indices from the pipe, gives them back full."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans.
     torch.set_num_threads(1)
@@ -360,7 +362,9 @@ class ActorProcesses:
 
     def _deal(self) -> None:
         """Owns the processes: starts, feeds, replaces and ends them."""
-        # Actors inherit this: a Ctrl-C is not theirs, not even while they import.
+        # Actors inherit this: a Ctrl-C is not theirs, not even while they import. The
+        # tracker goes first, as its start would unblock the signal again.
+        multiprocessing.resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             while not self._closing.is_set():

@@ -29,7 +29,7 @@ def test_vector_and_single_environments_give_the_same_bytes(env_id, episode_life
     rng = np.random.default_rng(0)
     np.testing.assert_array_equal(one.reset(seed=1)[0], many.reset(seed=1)[0])
     num_ends = 0
-    for _ in range(700):
+    for _ in range(400):
         actions = rng.integers(0, one.single_action_space.n, 1)
         expected, found = one.step(actions), many.step(actions)
         for a, b in zip(expected[:4], found[:4], strict=True):
@@ -103,9 +103,9 @@ def test_sticky_actions_come_from_the_id_unless_given():
 
 
 def test_noops_vary_the_start():
-    env = atari_wrappers.make_atari_vector(BREAKOUT, 16)
+    env = atari_wrappers.make_atari_vector(BREAKOUT, 8)
     _, info = env.reset(seed=0)
-    assert len(set(info["frame_number"])) > 3
+    assert len(set(info["frame_number"])) > 2
     assert info["frame_number"].max() <= 31  # 30 no-ops and one FIRE.
     env.close()
 

@@ -245,7 +245,7 @@ def test_actors_never_see_half_written_weights():
     readers = []
     for _ in range(2):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=pull_often, args=(weights, 300, theirs))
+        process = context.Process(target=pull_often, args=(weights, 100, theirs))
         process.start()
         readers.append((process, ours))
     version = 0
@@ -271,6 +271,25 @@ def test_closing_ends_processes_and_threads():
         assert len(pids) == 2
     assert set(threading.enumerate()) == before
     assert not [pid for pid in pids if alive(pid)]
+
+
+TROUBLED = {"env": "tests.envs:Troubled-v0", "num_actors": 1, "envs_per_actor": 1}
+
+
+def test_restarts_are_bounded(monkeypatch):
+    monkeypatch.setenv("TROUBLE", "raise")
+    flags = make_flags(**TROUBLED, batch_size=1, unroll_length=5, max_actor_restarts=1)
+    with pytest.raises(monobeast.UserError, match="--max_actor_restarts=1 ") as caught:
+        collect(flags, num_batches=100)
+    assert "ZeroDivisionError: the emulator fell over" in str(caught.value)
+
+
+def test_an_actor_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("TROUBLE", f"hang-once {tmp_path / 'hung'}")
+    flags = make_flags(**TROUBLED, batch_size=1, unroll_length=5, actor_timeout_s=7)
+    collect(flags, num_batches=20)
+    assert (tmp_path / "hung").exists()
+    assert "silent for 7 s" in caplog.text
 
 
 def test_buffers_too_few_for_a_batch_are_refused():
