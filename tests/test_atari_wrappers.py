@@ -37,7 +37,8 @@ def test_vector_and_single_environments_give_the_same_bytes(env_id, episode_life
         if episode_life:
             assert expected[4]["game_over"] == found[4]["game_over"]
         num_ends += int(expected[2][0])
-    assert env_id == PONG or num_ends >= 1
+    if env_id == BREAKOUT or (episode_life and env_id != PONG):
+        assert num_ends >= 1
     one.close()
     many.close()
 
