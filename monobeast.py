@@ -380,7 +380,7 @@ def create_model(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> nn.Mod
     """The agent's network; a fork returns its own with forward and initial_state."""
     num_actions = int(env.single_action_space.n)  # type: ignore[attr-defined]
     net = Net(env.single_observation_space, num_actions, flags.net, flags.use_lstm)
-    # Training runs three times faster than with NCHW weights on CPU.
+    # 168 frames forth and back take 0.19 s instead of 0.24 s with NCHW (one AVX2 core).
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
