@@ -206,9 +206,10 @@ def init(layer: Any, gain: float = math.sqrt(2)) -> Any:
 class ImageBody(nn.Module):
     """Features [N, F] of images [N, C, H, W], by one of the networks of `--net`.
 
-    The mean picture of the first 100 updates is subtracted from every picture. Without
-    that, what never changes drowns what moves: on Pong most units died within 20,000
-    steps, and nothing was learned in 500,000 (Adam, learning rates 4e-4 to 8e-4).
+    The mean picture of the first 100 updates is subtracted from every picture, since
+    what never changes drowns what moves: after 27,000 steps of Pong the baseline
+    explained 16 and 42 % of the variance of its targets in two settings with it, at
+    most 3 % in eight without. Its part in the final return was not isolated.
     """
 
     NUM_AVERAGED = 100
