@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "actor_pool.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "channel_settings.h"
+#include "log.h"
+#include "named_thread.h"
+#include "rollout_writer.h"
+#include "wire.h"
+
+namespace beast {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kLogInterval{5};  // For each address.
+
+int default_num_threads() {
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 4);
+}
+
+}  // namespace
+
+struct ActorPool::State {
+  explicit State(Options o) : options(std::move(o)) {}
+
+  // The first error ends the run; queues that are closed end it without one.
+  void fail(std::exception_ptr error) {
+    std::lock_guard lock(mu);
+    if (!first_error) first_error = error;
+    changed.notify_all();
+  }
+  void end() {
+    std::lock_guard lock(mu);
+    ended = true;
+    changed.notify_all();
+  }
+  std::shared_ptr<grpc::Channel> channel(const std::string& address);
+  void check_spec(const EnvSpec& spec, const std::string& address);
+  void lost(const std::string& address, const std::string& reason);
+  static void add_stream(const std::shared_ptr<State>& self,
+                         const std::string& address);
+  std::string last_errors_text();  // Needs mu held.
+
+  const Options options;
+  BufferPool pool;
+  std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
+  std::atomic<bool> stopping{false};
+  std::atomic<int64_t> num_steps{0}, num_rollouts{0}, num_restarts{0};
+  mutable std::mutex mu;
+  std::condition_variable changed;
+  bool started = false;  // Guarded by mu, as all below.
+  bool ended = false;
+  std::exception_ptr first_error;
+  std::optional<EnvSpec> spec;  // Of the first server that answered, at spec_address.
+  std::string spec_address;
+  std::map<std::string, std::shared_ptr<grpc::Channel>> channels;
+  std::map<std::string, std::string> last_errors;
+  std::map<std::string, Clock::time_point> last_logged;
+  std::vector<std::shared_ptr<Stream>> streams;
+};
+
+// One stream of one server. At any time either one operation is pending on its
+// completion queue, or inference or the learner queue has it.
+class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  enum class Stage { kConnecting, kEnvironment, kInference, kQueue, kStopped };
+
+  Stream(std::shared_ptr<State> pool, std::string address, grpc::CompletionQueue* cq,
+         std::shared_ptr<grpc::Channel> channel)
+      : owner_(std::move(pool)),
+        address_(std::move(address)),
+        cq_(cq),
+        stub_(std::move(channel)) {}
+
+  void connect() {
+    std::lock_guard lock(mu_);
+    begin_call();
+  }
+
+  void on_event(bool ok) {
+    std::lock_guard lock(mu_);
+    is_pending_ = false;
+    if (pool_.stopping) {
+      release();
+      return;
+    }
+    if (next_ == Next::kBackedOff) return begin_call();
+    if (next_ == Next::kFinished) return on_finished();
+    if (!ok) return finish();
+    try {
+      switch (next_) {
+        case Next::kStarted:  // There is a server; it may take long to begin.
+          stage_ = Stage::kEnvironment;
+          step_began_ = Clock::now();
+          write(grpc::Slice(encode_hello(pool_.options.run_id)), Next::kHelloWritten);
+          break;
+        case Next::kHelloWritten:
+          read(Next::kWelcome);
+          break;
+        case Next::kWelcome:
+          on_welcome();
+          break;
+        case Next::kActionWritten:
+          read(Next::kStep);
+          break;
+        case Next::kStep:
+          on_step();
+          break;
+        case Next::kBackedOff:
+        case Next::kFinished:
+          break;
+      }
+    } catch (const ServerFailure& error) {
+      fail_stream("the environment raised:\n" + std::string(error.what()));
+    } catch (const VersionError& error) {
+      fail_run(
+          std::make_exception_ptr(ConnectionError(address_ + ": " + error.what())));
+    } catch (const ProtocolError& error) {
+      context_->TryCancel();
+      fail_stream(std::string("the server broke the protocol: ") + error.what());
+    } catch (const ClosedBatchingQueue&) {
+      pool_.end();
+      release();
+    } catch (...) {
+      fail_run(std::current_exception());
+    }
+  }
+
+  // Begins to end; what is pending comes back soon.
+  void stop() {
+    std::lock_guard lock(mu_);
+    if (!is_pending_) {
+      release();
+    } else if (next_ == Next::kBackedOff) {
+      alarm_.Cancel();
+    } else {
+      context_->TryCancel();
+    }
+  }
+
+  void check_step_timeout(Clock::time_point now) {
+    std::lock_guard lock(mu_);
+    if (stage_ != Stage::kEnvironment || !reason_.empty()) return;
+    if (now - step_began_ < pool_.options.step_timeout) return;
+    reason_ = "no answer to a step within " +
+              std::to_string(pool_.options.step_timeout.count() / 1000) + " s";
+    context_->TryCancel();
+  }
+
+  Stage stage() const { return stage_; }
+
+ private:
+  enum class Next {
+    kBackedOff,
+    kStarted,
+    kHelloWritten,
+    kWelcome,
+    kStep,
+    kActionWritten,
+    kFinished,
+  };
+
+  void begin_call() {
+    if (pool_.stopping) return release();
+    stage_ = Stage::kConnecting;
+    reason_.clear();
+    is_failure_ = false;
+    had_step_ = false;
+    context_ = std::make_unique<grpc::ClientContext>();
+    if (const std::string& token = pool_.options.security.token; !token.empty()) {
+      context_->AddMetadata("authorization", "Bearer " + token);
+    }
+    call_ = stub_.PrepareCall(context_.get(), kStreamMethod, cq_);
+    expect(Next::kStarted);
+    call_->StartCall(this);
+  }
+
+  void expect(Next next) {
+    next_ = next;
+    is_pending_ = true;
+  }
+
+  void read(Next next) {
+    received_.Clear();
+    expect(next);
+    call_->Read(&received_, this);
+  }
+
+  void write(const grpc::Slice& slice, Next next) {
+    expect(next);
+    call_->Write(grpc::ByteBuffer(&slice, 1), this);
+  }
+
+  void finish() {
+    expect(Next::kFinished);
+    call_->Finish(&status_, this);
+  }
+
+  void on_welcome() {
+    grpc::ProtoBufferReader reader(&received_);
+    EnvSpec spec = decode_welcome(reader, pool_.options.max_message_bytes);
+    pool_.check_spec(spec, address_);
+    action_message_.emplace(action_message(spec));
+    writer_.emplace(std::move(spec), pool_.options.unroll_length,
+                    pool_.options.initial_agent_state, pool_.pool);
+    read(Next::kStep);
+  }
+
+  void on_step() {
+    grpc::ProtoBufferReader reader(&received_);
+    decode_step(reader, writer_->next_row());
+    if (had_step_) pool_.num_steps += writer_->spec().num_envs;
+    had_step_ = true;
+    stage_ = Stage::kInference;
+    pool_.options.inference_batcher->compute_async(
+        writer_->inputs(),
+        [self = shared_from_this()](const Nest* outputs, int64_t begin, int64_t end,
+                                    std::exception_ptr error) {
+          self->on_answer(outputs, begin, end, error);
+        });
+  }
+
+  // Of the thread that answers. With no pending operation, nobody else comes here.
+  void on_answer(const Nest* outputs, int64_t begin, int64_t end,
+                 std::exception_ptr error) {
+    std::optional<Nest> rollout;
+    {
+      std::lock_guard lock(mu_);
+      if (stage_ != Stage::kInference) return;  // The pool was stopped meanwhile.
+      try {
+        if (error) std::rethrow_exception(error);
+        writer_->answer(*outputs, begin, end);
+        rollout = writer_->rollout();
+      } catch (const ClosedBatchingQueue&) {
+        pool_.end();
+        return release();
+      } catch (...) {
+        return fail_run(std::current_exception());
+      }
+      if (!rollout) return send_action();
+      stage_ = Stage::kQueue;
+    }
+    // Without the lock: where there is room, the answer comes before this returns.
+    try {
+      pool_.options.learner_queue->enqueue_async(
+          std::move(*rollout), [self = shared_from_this()](std::exception_ptr error) {
+            self->on_enqueued(error);
+          });
+    } catch (...) {
+      on_enqueued(std::current_exception());
+    }
+  }
+
+  void on_enqueued(std::exception_ptr error) {
+    std::lock_guard lock(mu_);
+    if (stage_ != Stage::kQueue) return;
+    try {
+      if (error) std::rethrow_exception(error);
+      ++pool_.num_rollouts;
+      num_failures_ = 0;
+      backoff_ = pool_.options.min_backoff;
+      send_action();
+    } catch (const ClosedBatchingQueue&) {
+      pool_.end();
+      release();
+    } catch (...) {
+      fail_run(std::current_exception());
+    }
+  }
+
+  void send_action() {
+    if (pool_.stopping) return release();
+    stage_ = Stage::kEnvironment;
+    step_began_ = Clock::now();
+    auto block = pool_.pool.allocate(action_message_->num_bytes());
+    action_message_->write_frame(block.get());
+    const auto& leaves = writer_->spec().action.leaves;
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      std::memcpy(block.get() + action_message_->offset(i), writer_->action(i),
+                  writer_->spec().num_envs * leaves[i].num_bytes());
+    }
+    auto* owner = new std::shared_ptr<std::byte>(block);
+    write(grpc::Slice(
+              block.get(), action_message_->num_bytes(),
+              [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
+              owner),
+          Next::kActionWritten);
+  }
+
+  // This stream is to end for that reason, which counts as its failure.
+  void fail_stream(std::string reason) {
+    reason_ = std::move(reason);
+    is_failure_ = true;
+    finish();
+  }
+
+  void fail_run(std::exception_ptr error) {
+    pool_.fail(error);
+    release();
+  }
+
+  void on_finished() {
+    if (reason_.empty()) reason_ = status_.error_message();
+    if (reason_.empty()) reason_ = "the server ended the stream";
+    if (had_step_) ++pool_.num_restarts;
+    if (is_final(status_)) {
+      return fail_run(
+          std::make_exception_ptr(ConnectionError(address_ + ": " + reason_)));
+    }
+    is_failure_ = is_failure_ ||
+                  status_.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+                  status_.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+    if (is_failure_ && ++num_failures_ >= pool_.options.max_failures) {
+      return fail_run(std::make_exception_ptr(
+          std::runtime_error(address_ + " failed " + std::to_string(num_failures_) +
+                             " times with no rollout in between; at last " + reason_)));
+    }
+    pool_.lost(address_, reason_);
+    drop_call();
+    stage_ = Stage::kConnecting;
+    expect(Next::kBackedOff);
+    alarm_.Set(cq_, std::chrono::system_clock::now() + backoff_, this);
+    backoff_ = std::min(2 * backoff_, pool_.options.max_backoff);
+  }
+
+  void drop_call() {
+    writer_.reset();  // With the rollout that it was at.
+    received_.Clear();
+    call_.reset();
+    context_.reset();
+  }
+
+  void release() {
+    stage_ = Stage::kStopped;
+    drop_call();
+  }
+
+  const std::shared_ptr<State> owner_;
+  State& pool_ = *owner_;
+  const std::string address_;
+  grpc::CompletionQueue* const cq_;
+  grpc::GenericStub stub_;
+  std::atomic<Stage> stage_{Stage::kConnecting};  // Written with mu_ held.
+  std::mutex mu_;
+  Next next_ = Next::kStarted;  // Guarded by mu_, as all below.
+  bool is_pending_ = false;     // An operation on cq_, which ends in on_event().
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  grpc::Alarm alarm_;
+  grpc::ByteBuffer received_;
+  grpc::Status status_;
+  std::optional<FixedMessage> action_message_;
+  std::optional<RolloutWriter> writer_;
+  bool had_step_ = false;
+  bool is_failure_ = false;
+  std::string reason_;  // Why it ends, where that is known here.
+  int num_failures_ = 0;
+  std::chrono::milliseconds backoff_ = pool_.options.min_backoff;
+  Clock::time_point step_began_;
+};
+
+std::shared_ptr<grpc::Channel> ActorPool::State::channel(const std::string& address) {
+  auto& channel = channels[address];
+  if (channel) return channel;
+  channel = make_channel(address, options.security, options.max_message_bytes);
+  return channel;
+}
+
+void ActorPool::State::check_spec(const EnvSpec& got, const std::string& address) {
+  std::lock_guard lock(mu);
+  if (!spec) {
+    spec = got;
+    spec_address = address;
+    return;
+  }
+  const std::string where = "the environment at " + address +
+                            " is not like the one at " + spec_address + "; ";
+  spec->observation.check_same(got.observation, where + "observation");
+  spec->action.check_same(got.action, where + "action");
+}
+
+void ActorPool::State::lost(const std::string& address, const std::string& reason) {
+  {
+    std::lock_guard lock(mu);
+    last_errors[address] = reason;
+    const auto now = Clock::now();
+    auto [logged, is_new] = last_logged.try_emplace(address, now);
+    if (!is_new && now - logged->second < kLogInterval) return;
+    logged->second = now;
+  }
+  log(LogLevel::kWarning, "no stream to " + address + " for now: " + reason);
+}
+
+std::string ActorPool::State::last_errors_text() {
+  std::string text;
+  for (const auto& [address, stub] : channels) {
+    const auto found = last_errors.find(address);
+    text += "\n  " + address + ": " +
+            (found == last_errors.end() ? "no answer" : found->second);
+  }
+  return text;
+}
+
+void ActorPool::State::add_stream(const std::shared_ptr<State>& self,
+                                  const std::string& address) {
+  std::shared_ptr<Stream> stream;
+  {
+    std::lock_guard lock(self->mu);
+    auto& queues = self->queues;
+    grpc::CompletionQueue* cq = queues[self->streams.size() % queues.size()].get();
+    stream = std::make_shared<Stream>(self, address, cq, self->channel(address));
+    self->streams.push_back(stream);
+    if (!self->started) return;
+  }
+  stream->connect();
+}
+
+ActorPool::ActorPool(Options options) {
+  auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (!options.learner_queue || !options.inference_batcher) {
+    refuse("learner_queue and inference_batcher: expected both, got None");
+  }
+  if (options.unroll_length < 1) {
+    refuse("unroll_length: expected at least 1, got " +
+           std::to_string(options.unroll_length));
+  }
+  if (options.addresses.empty()) {
+    refuse("env_server_addresses: expected at least one, got none");
+  }
+  if (options.max_failures < 1) {
+    refuse("max_failures: expected at least 1, got " +
+           std::to_string(options.max_failures));
+  }
+  for (int64_t dim :
+       {options.learner_queue->batch_dim(), options.inference_batcher->batch_dim()}) {
+    if (dim != 1) {
+      refuse("batch_dim of the queue and the batcher: expected 1, got " +
+             std::to_string(dim));
+    }
+  }
+  if (!options.initial_agent_state.leaves.empty() &&
+      num_rows(options.initial_agent_state, 1) != 1) {
+    refuse("initial_agent_state: expected one row in dimension 1, got shape " +
+           options.initial_agent_state.leaves[0].shape.str());
+  }
+  check_max_message_bytes(options.max_message_bytes);
+  for (const std::string& address : options.addresses) check_address(address);
+  channel_credentials(options.security);  // Throws what is wrong with the files.
+  const int num_threads =
+      options.num_threads > 0 ? options.num_threads : default_num_threads();
+  const std::vector<std::string> addresses = options.addresses;
+  state_ = std::make_shared<State>(std::move(options));
+  for (int i = 0; i < num_threads; ++i) {
+    state_->queues.push_back(std::make_unique<grpc::CompletionQueue>());
+  }
+  for (const std::string& address : addresses) State::add_stream(state_, address);
+}
+
+ActorPool::~ActorPool() {
+  std::vector<std::shared_ptr<Stream>> streams;  // Each of them holds the state.
+  std::lock_guard lock(state_->mu);
+  streams.swap(state_->streams);
+  if (state_->started) return;
+  for (auto& queue : state_->queues) queue->Shutdown();
+}
+
+void ActorPool::run(const Tick& tick) {
+  State& state = *state_;
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    std::lock_guard lock(state.mu);
+    if (state.started) throw std::invalid_argument("run() was called already");
+    state.started = true;
+    streams = state.streams;
+  }
+  std::vector<NamedThread> threads;
+  for (size_t i = 0; i < state.queues.size(); ++i) {
+    threads.emplace_back("actors-" + std::to_string(i),
+                         [queue = state.queues[i].get()] {
+                           void* tag;
+                           bool ok;
+                           while (queue->Next(&tag, &ok)) {
+                             static_cast<Stream*>(tag)->on_event(ok);
+                           }
+                         });
+  }
+  for (auto& stream : streams) stream->connect();
+  std::unique_lock lock(state.mu);
+  std::exception_ptr error;
+  auto last_connected = Clock::now();
+  while (true) {
+    if (state.first_error) error = state.first_error;
+    if (error || state.ended || state.options.learner_queue->is_closed() ||
+        state.options.inference_batcher->is_closed()) {
+      break;
+    }
+    state.changed.wait_for(lock, kTickInterval);
+    streams = state.streams;
+    lock.unlock();
+    const auto now = Clock::now();
+    for (auto& stream : streams) {
+      if (stream->stage() != Stream::Stage::kConnecting) last_connected = now;
+      stream->check_step_timeout(now);
+    }
+    try {
+      if (tick) tick();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    if (now - last_connected > state.options.connect_timeout && !error) {
+      error = std::make_exception_ptr(ConnectionError(
+          "no env server for " +
+          std::to_string(state.options.connect_timeout.count() / 1000) +
+          " s:" + state.last_errors_text() +
+          "\nstart one with \"python -m polybeast_env\", or check the addresses"));
+    }
+  }
+  state.stopping = true;
+  streams = state.streams;
+  lock.unlock();
+  for (auto& stream : streams) stream->stop();
+  for (auto& queue : state.queues) queue->Shutdown();
+  threads.clear();  // Joins them: all that was pending has come back then.
+  if (error) std::rethrow_exception(error);
+}
+
+void ActorPool::stop() { state_->end(); }
+
+void ActorPool::add_address(const std::string& address) {
+  check_address(address);
+  State::add_stream(state_, address);
+}
+
+int64_t ActorPool::count() const { return state_->num_steps; }
+
+ActorPool::Stats ActorPool::stats() const {
+  Stats stats;
+  stats.num_steps = state_->num_steps;
+  stats.num_rollouts = state_->num_rollouts;
+  stats.num_restarts = state_->num_restarts;
+  std::lock_guard lock(state_->mu);
+  stats.last_errors = state_->last_errors;
+  for (const auto& stream : state_->streams) {
+    switch (stream->stage()) {
+      case Stream::Stage::kConnecting:
+        ++stats.connecting;
+        break;
+      case Stream::Stage::kEnvironment:
+        ++stats.in_environment;
+        break;
+      case Stream::Stage::kInference:
+        ++stats.in_inference;
+        break;
+      case Stream::Stage::kQueue:
+        ++stats.in_learner_queue;
+        break;
+      case Stream::Stage::kStopped:
+        break;
+    }
+  }
+  return stats;
+}
+
+}  // namespace beast

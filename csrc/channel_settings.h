@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/support/status.h>
+
+#include <memory>
+#include <string>
+
+#include "security.h"
+
+namespace beast {
+
+// What gRPC's two ends are told. They are set side by side because they must agree:
+// otherwise a server takes a client that pings as often as it was told to for an
+// attacker, and hangs up.
+std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
+                                            const Security& security,
+                                            size_t max_message_bytes);
+void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes);
+
+// Throws std::invalid_argument for sizes that gRPC or protobuf cannot have.
+void check_max_message_bytes(size_t bytes);
+
+// Whether a server that ends a call so would end every further call so, too.
+bool is_final(const grpc::Status& status);
+
+}  // namespace beast

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "batching.h"
+#include "errors.h"
+
+namespace beast {
+
+// Brings together those who want an answer (compute) and those who answer many at once
+// (next_batch). Thread-safe. Items are nests of one or more rows; an item is never
+// split and its answer has as many rows. close() ends every wait with
+// ClosedBatchingQueue, also of those whose batch is being answered just now.
+class DynamicBatcher {
+ public:
+  struct Options {
+    BatchSizes sizes;
+    bool check_outputs = true;  // Against the first outputs ever set.
+    BufferPool::Hooks hooks;
+  };
+  // Called once, by whoever answers, fails or closes, with no lock held: rows
+  // [begin, end) of outputs are for the item. With an error, outputs is null.
+  using Answer = std::function<void(const Nest* outputs, int64_t begin, int64_t end,
+                                    std::exception_ptr error)>;
+
+  // Items that want an answer. Thread-safe. Unless answered by then, its destructor
+  // fails the items: nobody waits for a batch that was lost.
+  class Batch {
+   public:
+    ~Batch();
+    const Nest& inputs() const { return inputs_; }
+    int64_t num_rows() const { return num_rows_; }
+    // Throws std::invalid_argument for outputs that do not fit, and may be called again
+    // then. Does nothing once the batcher is closed.
+    void set_outputs(const Nest& outputs);
+    void fail(const std::string& reason);  // Does nothing if the batch is answered.
+    bool is_answered() const;
+
+   private:
+    friend class DynamicBatcher;
+    struct Shared;
+    struct Waiter {
+      Answer answer;
+      int64_t rows;
+    };
+    enum class State { kOpen, kAnswered, kFailed };
+    Batch() = default;
+    std::vector<Waiter> settle(State state);  // Empty if it was settled before.
+    void fail(std::exception_ptr error);
+
+    std::shared_ptr<Shared> shared_;  // What all batches of a batcher have in common.
+    Nest inputs_;
+    int64_t num_rows_ = 0;
+    mutable std::mutex mu_;
+    State state_ = State::kOpen;   // Guarded by mu_.
+    std::vector<Waiter> waiters_;  // Guarded by mu_.
+  };
+
+  explicit DynamicBatcher(Options options);  // Throws std::invalid_argument.
+  ~DynamicBatcher();
+
+  // The rows of the answer; throws std::runtime_error with the reason if there is none.
+  Nest compute(Nest inputs, const Tick& tick = {});
+  // Like compute, without a wait; throws what is wrong with the inputs, or that closed.
+  void compute_async(Nest inputs, Answer answer);
+  std::shared_ptr<Batch> next_batch(const Tick& tick = {});
+
+  int64_t size() const;  // Rows that wait for a batch.
+  bool close();          // False if it was closed already.
+  bool is_closed() const { return closed_; }
+  int64_t batch_dim() const { return options_.sizes.batch_dim; }
+
+ private:
+  struct Item {
+    Nest nest;
+    Batch::Waiter waiter;
+    std::chrono::steady_clock::time_point arrived;
+  };
+  bool ready(std::chrono::steady_clock::time_point now) const;  // Needs mu_ held.
+
+  const Options options_;
+  BufferPool pool_;
+  const std::shared_ptr<Batch::Shared> shared_;
+  std::atomic<bool> closed_{false};  // Written with mu_ held.
+  mutable std::mutex mu_;
+  std::condition_variable arrived_;
+  std::deque<Item> items_;                         // Guarded by mu_, as all below.
+  int64_t rows_ = 0;                               // In items_.
+  std::optional<Signature> signature_;             // Of the first item.
+  std::vector<std::weak_ptr<Batch>> outstanding_;  // Those that are out.
+};
+
+}  // namespace beast

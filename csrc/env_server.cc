@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "env_server.h"
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "channel_settings.h"
+#include "episode_counter.h"
+#include "log.h"
+#include "named_thread.h"
+#include "wire.h"
+
+namespace beast {
+namespace {
+
+// Two servers on one socket would take turns in stealing it: gRPC removes the file.
+void check_socket_is_free(const std::string& address) {
+  if (!address.starts_with("unix:")) return;
+  std::string path = address.substr(5);
+  if (path.starts_with("//")) path.erase(0, 2);
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  const bool taken = connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof(name)) == 0;
+  close(fd);
+  if (taken) {
+    throw ConnectionError("cannot listen on " + address +
+                          ": another server does; stop it or pass another address");
+  }
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, std::min(text.find('\n'), size_t{500}));
+}
+
+}  // namespace
+
+struct EnvServer::State {
+  explicit State(Options o) : options(std::move(o)) {}
+  void work(std::shared_ptr<State> self);
+
+  const Options options;
+  std::string address;  // With its port; written by start().
+  grpc::AsyncGenericService service;
+  std::unique_ptr<grpc::ServerCompletionQueue> cq;
+  std::unique_ptr<grpc::Server> server;
+  std::vector<std::thread> threads;
+  std::atomic<bool> stopping{false};
+  std::atomic<uint64_t> next_number{0};
+  std::mutex mu;
+  std::condition_variable changed;
+  bool started = false;       // Guarded by mu, as all below.
+  bool stopped = false;       // The threads are gone, or given up.
+  int num_working = 0;        // Threads.
+  std::set<Stream*> streams;  // Those that were accepted.
+};
+
+// One call: a state machine that has one operation pending at any time, so that its
+// events follow upon each other. Deletes itself after the last.
+class EnvServer::Stream {
+ public:
+  explicit Stream(State& server) : server_(server) {}
+
+  void accept() {
+    std::lock_guard lock(mu_);
+    next_ = Next::kAccepted;
+    server_.service.RequestCall(&context_, &call_, server_.cq.get(), server_.cq.get(),
+                                this);
+  }
+
+  // False when the stream has come to its end and is to be deleted.
+  bool on_event(bool ok) {
+    std::lock_guard lock(mu_);
+    waits_for_client_ = false;
+    switch (next_) {
+      case Next::kAccepted:
+        if (!ok) return false;  // The server stops.
+        (new Stream(server_))->accept();
+        on_accepted();
+        return true;
+      case Next::kHello:
+        if (ok) {
+          guard([this] { on_hello(); });
+        } else {
+          finish(grpc::Status::OK);
+        }
+        return true;
+      case Next::kWelcomed:
+        if (ok) {
+          guard([this] { on_welcomed(); });
+        } else {
+          finish(grpc::Status::CANCELLED);
+        }
+        return true;
+      case Next::kAction:
+        if (ok) {
+          guard([this] { on_action(); });
+        } else {
+          finish(grpc::Status::OK);  // The client is done, or gone.
+        }
+        return true;
+      case Next::kStepWritten:
+        if (ok) {
+          read(Next::kAction);
+        } else {
+          finish(grpc::Status::CANCELLED);
+        }
+        return true;
+      case Next::kFinished:
+        environment_.reset();
+        std::lock_guard server_lock(server_.mu);
+        server_.streams.erase(this);
+        return false;
+    }
+    return false;
+  }
+
+  // Of any thread, while the stream is in State::streams.
+  void cancel_if_waiting() {
+    if (waits_for_client_) context_.TryCancel();
+  }
+
+ private:
+  enum class Next { kAccepted, kHello, kWelcomed, kAction, kStepWritten, kFinished };
+
+  void on_accepted() {
+    {
+      std::lock_guard lock(server_.mu);
+      server_.streams.insert(this);
+      if (static_cast<int>(server_.streams.size()) > server_.options.max_streams) {
+        finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                "this server has max_streams=" +
+                    std::to_string(server_.options.max_streams) + " streams already"});
+        return;
+      }
+    }
+    if (context_.method() != kStreamMethod) {
+      finish({grpc::StatusCode::UNIMPLEMENTED,
+              "no method " + context_.method() + " here, only " + kStreamMethod});
+      return;
+    }
+    if (const std::string& token = server_.options.security.token; !token.empty()) {
+      const auto& metadata = context_.client_metadata();
+      const auto found = metadata.find("authorization");
+      if (found == metadata.end() ||
+          !is_authorized({found->second.data(), found->second.size()}, token)) {
+        finish({grpc::StatusCode::UNAUTHENTICATED,
+                "this server wants a token; pass the one that it was started with"});
+        return;
+      }
+    }
+    read(Next::kHello);
+  }
+
+  void on_hello() {
+    grpc::ProtoBufferReader reader(&received_);
+    const std::string run_id = decode_hello(reader);
+    number_ = server_.next_number++;
+    log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" + run_id +
+                             "\" begins, from " + context_.peer());
+    environment_ = server_.options.make_environment(number_);
+    const EnvSpec& spec = environment_->spec();
+    step_message_.emplace(step_message(spec));
+    if (step_message_->num_bytes() > server_.options.max_message_bytes) {
+      throw std::invalid_argument(
+          "a step of " + std::to_string(spec.num_envs) + " environments takes " +
+          std::to_string(step_message_->num_bytes()) +
+          " bytes, more than max_message_bytes=" +
+          std::to_string(server_.options.max_message_bytes) +
+          "; serve fewer environments per stream or raise it on both sides");
+    }
+    output_.emplace(spec.num_envs);
+    counter_.emplace(spec.num_envs);
+    size_t num_bytes = 0;
+    for (const LeafSpace& leaf : spec.action.leaves) {
+      num_bytes += spec.num_envs * leaf.num_bytes();
+    }
+    action_bytes_.resize(num_bytes);
+    std::byte* data = action_bytes_.data();
+    for (const LeafSpace& leaf : spec.action.leaves) {
+      const size_t size = spec.num_envs * leaf.num_bytes();
+      action_views_.push_back({data, size, leaf.dtype == DType::kBool});
+      actions_.push_back(data);
+      data += size;
+    }
+    write(grpc::Slice(encode_welcome(spec)), Next::kWelcomed);
+  }
+
+  void on_welcomed() {
+    send_step([this] { environment_->reset(*output_); });
+  }
+
+  void on_action() {
+    grpc::ProtoBufferReader reader(&received_);
+    decode_action(reader, action_views_);
+    check_actions();
+    send_step([this] { environment_->step(actions_, *output_); });
+  }
+
+  void check_actions() const {
+    const Space& space = environment_->spec().action;
+    for (size_t i = 0; i < space.leaves.size(); ++i) {
+      const LeafSpace& leaf = space.leaves[i];
+      if (leaf.num_values == 0) continue;
+      for (int64_t k = 0; k < environment_->spec().num_envs; ++k) {
+        int64_t value;
+        std::memcpy(&value, actions_[i] + k * sizeof(value), sizeof(value));
+        // The difference may overflow for any value; as unsigned it wraps, and is
+        // large.
+        if (static_cast<uint64_t>(value) - static_cast<uint64_t>(leaf.start) >=
+            static_cast<uint64_t>(leaf.num_values)) {
+          throw ProtocolError("the action " + std::to_string(value) +
+                              " of environment " + std::to_string(k) +
+                              " is not one of " + std::to_string(leaf.start) + " to " +
+                              std::to_string(leaf.start + leaf.num_values - 1));
+        }
+      }
+    }
+  }
+
+  // Lets the environments write their observations into a message, and sends it.
+  template <class Fn>
+  void send_step(Fn run_environment) {
+    auto block = pool_.allocate(step_message_->num_bytes());
+    const StepView view = step_view(environment_->spec(), *step_message_, block.get());
+    step_message_->write_frame(block.get());
+    output_->observation.clear();
+    for (const FieldView& field : view.observation) {
+      output_->observation.push_back(field.data);
+    }
+    run_environment();
+    counter_->update(*output_);
+    auto put = [](const FieldView& field, const auto& values) {
+      std::memcpy(field.data, values.data(), field.num_bytes);
+    };
+    put(view.reward, output_->reward);
+    put(view.terminated, output_->terminated);
+    put(view.truncated, output_->truncated);
+    put(view.first, counter_->first());
+    put(view.episode_return, counter_->episode_return());
+    put(view.episode_step, counter_->episode_step());
+    auto* owner = new std::shared_ptr<std::byte>(block);
+    write(grpc::Slice(
+              block.get(), step_message_->num_bytes(),
+              [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
+              owner),
+          Next::kStepWritten);
+  }
+
+  void read(Next next) {
+    waits_for_client_ =
+        true;  // Before the look at `stopping`, which stop() sets first.
+    if (server_.stopping) {
+      finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
+      return;
+    }
+    next_ = next;
+    received_.Clear();
+    call_.Read(&received_, this);
+  }
+
+  void write(const grpc::Slice& slice, Next next) {
+    next_ = next;
+    call_.Write(grpc::ByteBuffer(&slice, 1), this);
+  }
+
+  void finish(const grpc::Status& status) {
+    next_ = Next::kFinished;
+    call_.Finish(status, this);
+  }
+
+  template <class Fn>
+  void guard(Fn fn) {
+    try {
+      fn();
+    } catch (const VersionError& error) {
+      finish({grpc::StatusCode::FAILED_PRECONDITION, error.what()});
+    } catch (const ProtocolError& error) {
+      finish({grpc::StatusCode::INVALID_ARGUMENT, error.what()});
+    } catch (const std::exception& error) {
+      log(LogLevel::kWarning,
+          "stream " + std::to_string(number_) + " failed: " + error.what());
+      next_ = Next::kFinished;
+      const grpc::Slice slice(encode_failure(error.what()));
+      call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
+                           {grpc::StatusCode::INTERNAL, first_line(error.what())},
+                           this);
+    }
+  }
+
+  State& server_;
+  std::atomic<bool> waits_for_client_{false};
+  // Held through every event: which thread has them changes from one to the next.
+  std::mutex mu_;
+  Next next_ = Next::kAccepted;
+  grpc::GenericServerContext context_;
+  grpc::GenericServerAsyncReaderWriter call_{&context_};
+  grpc::ByteBuffer received_;
+  uint64_t number_ = 0;
+  std::unique_ptr<Environment> environment_;
+  std::optional<FixedMessage> step_message_;
+  std::optional<EnvOutput> output_;
+  std::optional<EpisodeCounter> counter_;
+  std::vector<std::byte> action_bytes_;
+  std::vector<FieldView> action_views_;
+  std::vector<const std::byte*> actions_;
+  BufferPool pool_;
+};
+
+void EnvServer::State::work(std::shared_ptr<State> self) {
+  void* tag;
+  bool ok;
+  while (cq->Next(&tag, &ok)) {
+    auto* stream = static_cast<Stream*>(tag);
+    if (!stream->on_event(ok)) delete stream;
+  }
+  std::lock_guard lock(mu);
+  --num_working;
+  changed.notify_all();
+  static_cast<void>(self);  // Kept until here: stop() may have given this thread up.
+}
+
+EnvServer::EnvServer(Options options) {
+  check_server(options.address, options.security);
+  if (options.num_threads < 1) {
+    throw std::invalid_argument("num_threads: expected at least 1, got " +
+                                std::to_string(options.num_threads));
+  }
+  if (options.max_streams < 1) {
+    throw std::invalid_argument("max_streams: expected at least 1, got " +
+                                std::to_string(options.max_streams));
+  }
+  check_max_message_bytes(options.max_message_bytes);
+  state_ = std::make_shared<State>(std::move(options));
+  state_->address = state_->options.address;
+}
+
+EnvServer::~EnvServer() {
+  try {
+    stop();
+  } catch (const TimeoutError& error) {
+    log(LogLevel::kWarning, error.what());
+  }
+}
+
+void EnvServer::start() {
+  State& state = *state_;
+  std::lock_guard lock(state.mu);
+  if (state.started) throw std::invalid_argument("the server was started already");
+  const Options& options = state.options;
+  check_socket_is_free(options.address);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options.address, server_credentials(options.security),
+                           &port);
+  builder.RegisterAsyncGenericService(&state.service);
+  configure_server(builder, options.max_message_bytes);
+  state.cq = builder.AddCompletionQueue();
+  state.server = builder.BuildAndStart();
+  if (!state.server || (port == 0 && !options.address.starts_with("unix"))) {
+    if (state.server) state.server->Shutdown();
+    state.server.reset();
+    state.cq->Shutdown();
+    throw ConnectionError("cannot listen on " + options.address +
+                          ": is the address in use, or the directory not writable?");
+  }
+  if (!options.address.starts_with("unix")) {
+    state.address = options.address.substr(0, options.address.rfind(':') + 1) +
+                    std::to_string(port);
+  }
+  state.started = true;
+  (new Stream(state))->accept();
+  for (int i = 0; i < options.num_threads; ++i) {
+    ++state.num_working;
+    state.threads.emplace_back([self = state_, i] {
+      name_this_thread("env-server-" + std::to_string(i));
+      self->work(self);
+    });
+  }
+}
+
+void EnvServer::wait(const Tick& tick) {
+  std::unique_lock lock(state_->mu);
+  if (!state_->started) throw std::invalid_argument("the server was not started");
+  while (!state_->stopped) {
+    state_->changed.wait_for(lock, kTickInterval);
+    if (!tick || state_->stopped) continue;
+    lock.unlock();
+    tick();
+    lock.lock();
+  }
+}
+
+void EnvServer::stop(std::chrono::milliseconds grace) {
+  State& state = *state_;
+  const auto deadline = std::chrono::system_clock::now() + grace;
+  {
+    std::lock_guard lock(state.mu);
+    if (!state.started || state.stopping.exchange(true)) return;
+    for (Stream* stream : state.streams) stream->cancel_if_waiting();
+  }
+  if (auto* health = state.server->GetHealthCheckService()) health->Shutdown();
+  // Shutdown waits for every call, also for one whose environment never comes back.
+  std::thread shutdown([self = state_, deadline] {
+    name_this_thread("env-server-stop");
+    self->server->Shutdown(deadline);
+    self->cq->Shutdown();
+  });
+  bool all_ended;
+  {
+    std::unique_lock lock(state.mu);
+    const auto none_works = [&] { return state.num_working == 0; };
+    all_ended =
+        state.changed.wait_for(lock, grace + std::chrono::seconds(1), none_works);
+  }
+  if (all_ended) {
+    shutdown.join();
+    for (std::thread& thread : state.threads) thread.join();
+  } else {
+    shutdown.detach();
+    for (std::thread& thread : state.threads) thread.detach();
+  }
+  {
+    std::lock_guard lock(state.mu);
+    state.stopped = true;
+    state.changed.notify_all();
+  }
+  if (!all_ended) {
+    throw TimeoutError("an environment did not come back within " +
+                       std::to_string(grace.count() / 1000.0) +
+                       " s of the server's stop; its thread is left behind");
+  }
+}
+
+std::string EnvServer::address() const {
+  std::lock_guard lock(state_->mu);
+  return state_->address;
+}
+
+int EnvServer::num_streams() const {
+  std::lock_guard lock(state_->mu);
+  return static_cast<int>(state_->streams.size());
+}
+
+}  // namespace beast

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rollout_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace beast {
+namespace {
+
+Shape row_shape(int64_t num_rows, int64_t num_envs, const Shape& shape) {
+  Shape result{num_rows, num_envs};
+  for (int64_t dim : shape.dims()) result.insert(result.rank(), dim);
+  return result;
+}
+
+void copy_row(const std::vector<Array>& from, int64_t from_row,
+              const std::vector<Array>& to, int64_t to_row) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    copy(from[i].select(from_row), to[i].select(to_row));
+  }
+}
+
+Nest allocate_like(const Signature& signature, BufferPool& pool) {
+  if (signature.fields.empty()) return {signature.structure, {}};
+  return {signature.structure, pool.allocate(signature.fields)};
+}
+
+void copy_all(const Nest& from, const Nest& to) {
+  for (size_t i = 0; i < from.leaves.size(); ++i) copy(from.leaves[i], to.leaves[i]);
+}
+
+}  // namespace
+
+RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
+                             const Nest& initial_state, BufferPool& pool)
+    : spec_(std::move(spec)), num_rows_(unroll_length + 1), pool_(pool) {
+  const Structure::Ptr leaf = Structure::leaf();
+  env_structure_ = Structure::dict({{"observation", spec_.observation.structure},
+                                    {"reward", leaf},
+                                    {"terminated", leaf},
+                                    {"truncated", leaf},
+                                    {"first", leaf},
+                                    {"last_action", spec_.action.structure},
+                                    {"episode_return", leaf},
+                                    {"episode_step", leaf}});
+  env_fields_.resize(env_structure_->num_leaves());
+  auto set = [&](const char* key, size_t i, DType dtype, const Shape& shape) {
+    env_fields_[env_structure_->at(key).first_leaf + i] = {
+        dtype, row_shape(num_rows_, spec_.num_envs, shape)};
+  };
+  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
+    const LeafSpace& space = spec_.observation.leaves[i];
+    set("observation", i, space.dtype, space.shape);
+  }
+  for (size_t i = 0; i < spec_.action.leaves.size(); ++i) {
+    const LeafSpace& space = spec_.action.leaves[i];
+    set("last_action", i, space.dtype, space.shape);
+  }
+  set("reward", 0, DType::kFloat32, {});
+  set("terminated", 0, DType::kBool, {});
+  set("truncated", 0, DType::kBool, {});
+  set("first", 0, DType::kBool, {});
+  set("episode_return", 0, DType::kFloat32, {});
+  set("episode_step", 0, DType::kInt32, {});
+  observation_at_ = env_structure_->at("observation").first_leaf;
+  last_action_at_ = env_structure_->at("last_action").first_leaf;
+  inputs_structure_ = Structure::tuple({env_structure_, initial_state.structure});
+
+  Signature state = Signature::of(initial_state);
+  for (auto& field : state.fields) field.shape[1] = spec_.num_envs;
+  state_ = allocate_like(state, pool_);
+  for (size_t i = 0; i < state_.leaves.size(); ++i) {
+    for (int64_t k = 0; k < spec_.num_envs; ++k) {
+      copy(initial_state.leaves[i], state_.leaves[i].narrow(1, k, k + 1));
+    }
+  }
+  begin_rollout();
+  start_state_ = allocate_like(state, pool_);
+  copy_all(state_, start_state_);
+}
+
+void RolloutWriter::begin_rollout() {
+  env_rows_ = pool_.allocate(env_fields_);
+  agent_rows_.clear();
+  if (!agent_fields_.empty()) agent_rows_ = pool_.allocate(agent_fields_);
+}
+
+StepView RolloutWriter::next_row() {
+  auto field = [&](size_t leaf) -> FieldView {
+    const Array& array = env_rows_[leaf];
+    return {array.data + (t_ + 1) * array.strides[0],
+            static_cast<size_t>(array.strides[0]), array.dtype == DType::kBool};
+  };
+  auto named = [&](const char* key) {
+    return field(env_structure_->at(key).first_leaf);
+  };
+  StepView view{};
+  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
+    view.observation.push_back(field(observation_at_ + i));
+  }
+  view.reward = named("reward");
+  view.terminated = named("terminated");
+  view.truncated = named("truncated");
+  view.first = named("first");
+  view.episode_return = named("episode_return");
+  view.episode_step = named("episode_step");
+  return view;
+}
+
+Nest RolloutWriter::inputs() {
+  ++t_;
+  for (size_t i = 0; i < spec_.action.leaves.size(); ++i) {
+    const Array last_action = env_rows_[last_action_at_ + i].select(t_);
+    if (t_ == 0) {
+      std::memset(last_action.data, 0, last_action.num_bytes());
+    } else {
+      copy(agent_rows_[action_at_ + i].select(t_ - 1), last_action);
+    }
+  }
+  Nest inputs{inputs_structure_, {}};
+  inputs.leaves.reserve(env_rows_.size() + state_.leaves.size());
+  for (const Array& rows : env_rows_) {
+    inputs.leaves.push_back(rows.narrow(0, t_, t_ + 1));
+  }
+  for (const Array& state : state_.leaves) inputs.leaves.push_back(state);
+  return inputs;
+}
+
+void RolloutWriter::check_outputs(const Nest& outputs) const {
+  const Structure& structure = *outputs.structure;
+  const bool is_pair =
+      structure.kind() == Structure::Kind::kTuple && structure.children().size() == 2;
+  if (!is_pair || structure.children()[0]->kind() != Structure::Kind::kDict) {
+    throw std::invalid_argument(
+        "the outputs of inference: expected ({action: ..., ...}, core_state), got " +
+        structure.str());
+  }
+  const Nest row = outputs.at(0), state = outputs.at(1);
+  for (size_t i = 0; i < row.leaves.size(); ++i) {
+    const Shape& shape = row.leaves[i].shape;
+    if (shape.rank() < 2 || shape[0] != 1) {
+      throw std::invalid_argument("output " + row.structure->path(i) +
+                                  ": expected shape (1, B, ...), got " + shape.str());
+    }
+  }
+  const auto& keys = row.structure->keys();
+  if (std::find(keys.begin(), keys.end(), "action") == keys.end()) {
+    throw std::invalid_argument(
+        "the outputs of inference: expected a key \"action\", got " +
+        row.structure->str());
+  }
+  const Nest action = row.at("action");
+  if (!action.structure->equals(*spec_.action.structure)) {
+    throw std::invalid_argument("output action: expected " +
+                                spec_.action.structure->str() +
+                                " as the action space, got " + action.structure->str());
+  }
+  const int64_t batch = action.leaves[0].shape[1];
+  for (size_t i = 0; i < action.leaves.size(); ++i) {
+    const LeafSpace& space = spec_.action.leaves[i];
+    const Array& leaf = action.leaves[i];
+    const Shape expected = row_shape(1, batch, space.shape);
+    if (leaf.dtype != space.dtype || !(leaf.shape == expected)) {
+      throw std::invalid_argument(
+          "output action: expected " + std::string(name(space.dtype)) + " of shape " +
+          expected.str() + " as the action space, got " +
+          std::string(name(leaf.dtype)) + " of shape " + leaf.shape.str());
+    }
+  }
+  try {
+    check_alike(state, Signature::of(state_), 1);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string("output core_state, ") + error.what());
+  }
+}
+
+void RolloutWriter::answer(const Nest& outputs, int64_t begin, int64_t end) {
+  if (!outputs_signature_) {
+    check_outputs(outputs);
+    outputs_signature_ = Signature::of(outputs);
+    const Structure::Part row = outputs.structure->at(0);
+    for (size_t i = 0; i < row.structure->num_leaves(); ++i) {
+      auto [dtype, shape] = outputs_signature_->fields[i];
+      shape[0] = num_rows_;
+      shape[1] = spec_.num_envs;
+      agent_fields_.push_back({dtype, shape});
+    }
+    action_at_ = row.structure->at("action").first_leaf;
+    agent_rows_ = pool_.allocate(agent_fields_);
+  }
+  check_alike(outputs, *outputs_signature_, 1);
+  if (t_ == num_rows_ - 1) {
+    next_start_state_ = allocate_like(Signature::of(state_), pool_);
+    copy_all(state_, next_start_state_);
+  }
+  for (size_t i = 0; i < agent_rows_.size(); ++i) {
+    copy(outputs.leaves[i].narrow(1, begin, end), agent_rows_[i].narrow(0, t_, t_ + 1));
+  }
+  for (size_t i = 0; i < state_.leaves.size(); ++i) {
+    copy(outputs.leaves[agent_rows_.size() + i].narrow(1, begin, end),
+         state_.leaves[i]);
+  }
+}
+
+std::optional<Nest> RolloutWriter::rollout() {
+  if (t_ < num_rows_ - 1) return std::nullopt;
+  const Structure::Ptr agent_structure = outputs_signature_->structure->at(0).structure;
+  std::vector<std::pair<std::string, Nest>> rows;
+  for (const Nest& part :
+       {Nest{env_structure_, env_rows_}, Nest{agent_structure, agent_rows_}}) {
+    for (const std::string& key : part.structure->keys()) {
+      rows.emplace_back(key, part.at(key));
+    }
+  }
+  Nest result = Nest::tuple({Nest::dict(std::move(rows)), start_state_});
+
+  const std::vector<Array> env_rows = env_rows_, agent_rows = agent_rows_;
+  begin_rollout();
+  copy_row(env_rows, t_, env_rows_, 0);
+  copy_row(agent_rows, t_, agent_rows_, 0);
+  start_state_ = next_start_state_;
+  t_ = 0;
+  return result;
+}
+
+const std::byte* RolloutWriter::action(size_t leaf) const {
+  return agent_rows_[action_at_ + leaf].select(t_).data;
+}
+
+}  // namespace beast

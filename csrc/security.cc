@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "security.h"
+
+#include <sys/un.h>
+
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include "log.h"
+
+namespace beast {
+namespace {
+
+std::string read_file(const std::string& path, const char* what) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) {
+    throw std::invalid_argument("cannot read the " + std::string(what) + " file " +
+                                path);
+  }
+  return text.str();
+}
+
+bool has_pair(const Security& security) {
+  if (security.certificate_file.empty() != security.key_file.empty()) {
+    throw std::invalid_argument(
+        "tls_cert and tls_key belong together; pass both or none");
+  }
+  return !security.certificate_file.empty();
+}
+
+constexpr std::string_view kUnix = "unix:";
+
+}  // namespace
+
+bool is_local(std::string_view address) {
+  if (address.starts_with(kUnix) || address.starts_with("unix-abstract:")) return true;
+  return address.starts_with("localhost:") || address.starts_with("127.") ||
+         address.starts_with("[::1]:");
+}
+
+void check_address(std::string_view address) {
+  const std::string quoted = '"' + std::string(address) + '"';
+  if (address.starts_with("unix-abstract:")) return;
+  if (address.starts_with(kUnix)) {
+    std::string_view path = address.substr(kUnix.size());
+    if (path.starts_with("//")) path.remove_prefix(2);
+    if (path.empty()) {
+      throw std::invalid_argument("the address " + quoted +
+                                  " has no path; pass unix:/path/of/the/socket");
+    }
+    if (path.size() >= sizeof(sockaddr_un::sun_path)) {
+      throw std::invalid_argument(
+          "the address " + quoted + " is longer than a socket's path may be (" +
+          std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
+          " characters); use a shorter directory, such as /tmp");
+    }
+    return;
+  }
+  const size_t colon = address.rfind(':');
+  const std::string_view port =
+      colon == std::string_view::npos ? "" : address.substr(colon + 1);
+  const bool digits = !port.empty() && port.size() <= 5 &&
+                      port.find_first_not_of("0123456789") == std::string_view::npos;
+  if (!digits || colon == 0 || std::stoi(std::string(port)) > 65535) {
+    throw std::invalid_argument("the address " + quoted +
+                                " is neither unix:/path nor host:port");
+  }
+}
+
+void check_server(const std::string& address, const Security& security) {
+  check_address(address);
+  const bool tls = has_pair(security);
+  if (!security.authority_file.empty() && !tls) {
+    throw std::invalid_argument(
+        "tls_ca asks clients for certificates, which needs tls_cert and tls_key too");
+  }
+  if (is_local(address) || tls) return;
+  if (!security.token.empty()) {
+    log(LogLevel::kWarning,
+        "the token for " + address +
+            " travels in clear text; pass tls_cert and tls_key to encrypt");
+  } else if (!security.insecure) {
+    throw std::invalid_argument(
+        "refusing to serve on " + address +
+        ", which other machines can reach, without tls_cert and tls_key or a token; "
+        "pass one of them, or insecure=True (--insecure) on a network that you trust");
+  }
+}
+
+std::shared_ptr<grpc::ServerCredentials> server_credentials(const Security& security) {
+  if (!has_pair(security)) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options;
+  options.pem_key_cert_pairs.push_back(
+      {read_file(security.key_file, "tls_key"),
+       read_file(security.certificate_file, "tls_cert")});
+  if (!security.authority_file.empty()) {
+    options.pem_root_certs = read_file(security.authority_file, "tls_ca");
+    options.client_certificate_request =
+        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+  }
+  return grpc::SslServerCredentials(options);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> channel_credentials(
+    const Security& security) {
+  const bool pair = has_pair(security);
+  if (security.authority_file.empty()) {
+    if (pair) {
+      throw std::invalid_argument(
+          "tls_cert and tls_key need tls_ca, the authority of the server's "
+          "certificate");
+    }
+    return grpc::InsecureChannelCredentials();
+  }
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = read_file(security.authority_file, "tls_ca");
+  if (pair) {
+    options.pem_cert_chain = read_file(security.certificate_file, "tls_cert");
+    options.pem_private_key = read_file(security.key_file, "tls_key");
+  }
+  return grpc::SslCredentials(options);
+}
+
+bool is_authorized(std::string_view value, const std::string& token) {
+  const std::string expected = "Bearer " + token;
+  if (value.size() != expected.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < value.size(); ++i) difference |= value[i] ^ expected[i];
+  return difference == 0;
+}
+
+}  // namespace beast

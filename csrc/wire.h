@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <google/protobuf/io/zero_copy_stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "env_spec.h"
+
+namespace beast {
+
+// Messages of rpcenv.proto. Handshakes go through protobuf; steps and actions are
+// written and read here, straight from and to where the arrays belong: protobuf would
+// copy each frame once more on either side. What comes from outside is checked before
+// it is used; whatever is wrong with it is a ProtocolError.
+struct ProtocolError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What a server said in a Failure: its environment raised.
+struct ServerFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// The other side speaks another version: no use in trying again.
+struct VersionError : ProtocolError {
+  using ProtocolError::ProtocolError;
+};
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr char kStreamMethod[] = "/chimera.RpcEnv/Stream";
+using MessageReader = google::protobuf::io::ZeroCopyInputStream;
+
+std::string encode_hello(const std::string& run_id);
+std::string decode_hello(MessageReader& message);  // The run id.
+std::string encode_welcome(const EnvSpec& spec);
+// A step of the spec fits into max_message_bytes.
+EnvSpec decode_welcome(MessageReader& message, size_t max_message_bytes);
+std::string encode_failure(const std::string& reason);
+
+// A message whose fields all have a length that is known beforehand: the bytes between
+// them are written once, by write_frame, the arrays at data + offset(i).
+class FixedMessage {
+ public:
+  // A submessage with the number kind, in it bytes fields with these numbers and sizes.
+  FixedMessage(int kind, std::span<const int> field_numbers,
+               std::span<const size_t> sizes);
+
+  size_t num_bytes() const { return num_bytes_; }
+  size_t offset(size_t field) const { return offsets_[field]; }
+  void write_frame(std::byte* data) const;
+
+ private:
+  std::vector<std::pair<size_t, std::string>> frame_;  // Where, what.
+  std::vector<size_t> offsets_;
+  size_t num_bytes_ = 0;
+};
+
+// Where the arrays of a message lie or belong.
+struct FieldView {
+  std::byte* data;
+  size_t num_bytes;
+  bool is_bool;  // Then every byte is made 0 or 1.
+};
+struct StepView {
+  std::vector<FieldView> observation;
+  FieldView reward, terminated, truncated, first, episode_return, episode_step;
+};
+
+FixedMessage step_message(const EnvSpec& spec);
+StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data);
+FixedMessage action_message(const EnvSpec& spec);
+
+// Reads a Step into view; throws ServerFailure where the message is a Failure.
+void decode_step(MessageReader& message, const StepView& view);
+void decode_action(MessageReader& message, const std::vector<FieldView>& view);
+
+}  // namespace beast
