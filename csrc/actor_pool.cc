@@ -31,6 +31,29 @@ int default_num_threads() {
 
 }  // namespace
 
+// A completion queue, and the thread that alone works on its streams. Others hand
+// streams over to it with post(): gRPC is fastest where one thread makes all the calls,
+// and many streams that are answered at once cost one wake-up.
+class ActorPool::Loop {
+ public:
+  void run();
+  void post(std::shared_ptr<Stream> stream);  // Of any thread: send its action.
+  // Of this loop's thread: the stream has a row, to be submitted with those of others
+  // whose messages have come already. Bigger batches are cheaper ones.
+  void submit_soon(Stream* stream) { to_submit_.push_back(stream); }
+  void shutdown();
+  grpc::CompletionQueue* cq() { return &cq_; }
+
+ private:
+  grpc::CompletionQueue cq_;
+  grpc::Alarm kick_;  // Its tag is this loop.
+  std::vector<Stream*> to_submit_;
+  std::mutex mu_;
+  std::vector<std::shared_ptr<Stream>> posted_;  // Guarded by mu_, as all below.
+  bool is_kicked_ = false;
+  bool is_shut_down_ = false;
+};
+
 struct ActorPool::State {
   explicit State(Options o) : options(std::move(o)) {}
 
@@ -54,7 +77,7 @@ struct ActorPool::State {
 
   const Options options;
   BufferPool pool;
-  std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
+  std::vector<std::unique_ptr<Loop>> loops;
   std::atomic<bool> stopping{false};
   std::atomic<int64_t> num_steps{0}, num_rollouts{0}, num_restarts{0};
   mutable std::mutex mu;
@@ -71,16 +94,16 @@ struct ActorPool::State {
 };
 
 // One stream of one server. At any time either one operation is pending on its
-// completion queue, or inference or the learner queue has it.
+// completion queue, or inference, the learner queue or its loop's list has it.
 class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
  public:
   enum class Stage { kConnecting, kEnvironment, kInference, kQueue, kStopped };
 
-  Stream(std::shared_ptr<State> pool, std::string address, grpc::CompletionQueue* cq,
+  Stream(std::shared_ptr<State> pool, std::string address, Loop* loop,
          std::shared_ptr<grpc::Channel> channel)
       : owner_(std::move(pool)),
         address_(std::move(address)),
-        cq_(cq),
+        loop_(loop),
         stub_(std::move(channel)) {}
 
   void connect() {
@@ -137,6 +160,34 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     }
   }
 
+  // Of the loop, some time after submit_soon.
+  void submit(bool more_follow) {
+    std::lock_guard lock(mu_);
+    if (stage_ != Stage::kInference) return;  // Stopped meanwhile.
+    try {
+      pool_.options.inference_batcher->compute_async(
+          writer_->inputs(),
+          [self = shared_from_this()](const Nest* outputs, int64_t begin, int64_t end,
+                                      std::exception_ptr error) {
+            self->on_answer(outputs, begin, end, error);
+          },
+          more_follow);
+    } catch (const ClosedBatchingQueue&) {
+      pool_.end();
+      release();
+    } catch (...) {
+      fail_run(std::current_exception());
+    }
+  }
+
+  // Of the loop, some time after it was posted.
+  void send_action() {
+    std::lock_guard lock(mu_);
+    if (stage_ != Stage::kEnvironment) return;  // Stopped meanwhile.
+    if (pool_.stopping) return release();
+    write_action();
+  }
+
   // Begins to end; what is pending comes back soon.
   void stop() {
     std::lock_guard lock(mu_);
@@ -151,10 +202,10 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
 
   void check_step_timeout(Clock::time_point now) {
     std::lock_guard lock(mu_);
-    if (stage_ != Stage::kEnvironment || !reason_.empty()) return;
+    if (stage_ != Stage::kEnvironment || !is_pending_ || !reason_.empty()) return;
     if (now - step_began_ < pool_.options.step_timeout) return;
-    reason_ = "no answer to a step within " +
-              std::to_string(pool_.options.step_timeout.count() / 1000) + " s";
+    reason_ = "no answer to a step within " + in_seconds(pool_.options.step_timeout);
+    is_failure_ = true;
     context_->TryCancel();
   }
 
@@ -181,7 +232,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     if (const std::string& token = pool_.options.security.token; !token.empty()) {
       context_->AddMetadata("authorization", "Bearer " + token);
     }
-    call_ = stub_.PrepareCall(context_.get(), kStreamMethod, cq_);
+    call_ = stub_.PrepareCall(context_.get(), kStreamMethod, loop_->cq());
     expect(Next::kStarted);
     call_->StartCall(this);
   }
@@ -223,12 +274,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     if (had_step_) pool_.num_steps += writer_->spec().num_envs;
     had_step_ = true;
     stage_ = Stage::kInference;
-    pool_.options.inference_batcher->compute_async(
-        writer_->inputs(),
-        [self = shared_from_this()](const Nest* outputs, int64_t begin, int64_t end,
-                                    std::exception_ptr error) {
-          self->on_answer(outputs, begin, end, error);
-        });
+    loop_->submit_soon(this);
   }
 
   // Of the thread that answers. With no pending operation, nobody else comes here.
@@ -248,7 +294,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
       } catch (...) {
         return fail_run(std::current_exception());
       }
-      if (!rollout) return send_action();
+      if (!rollout) return post_action();
       stage_ = Stage::kQueue;
     }
     // Without the lock: where there is room, the answer comes before this returns.
@@ -270,7 +316,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
       ++pool_.num_rollouts;
       num_failures_ = 0;
       backoff_ = pool_.options.min_backoff;
-      send_action();
+      post_action();
     } catch (const ClosedBatchingQueue&) {
       pool_.end();
       release();
@@ -279,10 +325,13 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     }
   }
 
-  void send_action() {
-    if (pool_.stopping) return release();
+  void post_action() {
     stage_ = Stage::kEnvironment;
     step_began_ = Clock::now();
+    loop_->post(shared_from_this());
+  }
+
+  void write_action() {
     auto block = pool_.pool.allocate(action_message_->num_bytes());
     action_message_->write_frame(block.get());
     const auto& leaves = writer_->spec().action.leaves;
@@ -330,7 +379,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     drop_call();
     stage_ = Stage::kConnecting;
     expect(Next::kBackedOff);
-    alarm_.Set(cq_, std::chrono::system_clock::now() + backoff_, this);
+    alarm_.Set(loop_->cq(), std::chrono::system_clock::now() + backoff_, this);
     backoff_ = std::min(2 * backoff_, pool_.options.max_backoff);
   }
 
@@ -349,7 +398,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   const std::shared_ptr<State> owner_;
   State& pool_ = *owner_;
   const std::string address_;
-  grpc::CompletionQueue* const cq_;
+  Loop* const loop_;
   grpc::GenericStub stub_;
   std::atomic<Stage> stage_{Stage::kConnecting};  // Written with mu_ held.
   std::mutex mu_;
@@ -369,6 +418,52 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   std::chrono::milliseconds backoff_ = pool_.options.min_backoff;
   Clock::time_point step_began_;
 };
+
+void ActorPool::Loop::run() {
+  const gpr_timespec no_wait = gpr_inf_past(GPR_CLOCK_MONOTONIC);
+  std::vector<std::shared_ptr<Stream>> posted;
+  while (true) {
+    void* tag;
+    bool ok;
+    if (to_submit_.empty()) {
+      if (!cq_.Next(&tag, &ok)) return;
+    } else if (const auto status = cq_.AsyncNext(&tag, &ok, no_wait);
+               status != grpc::CompletionQueue::GOT_EVENT) {
+      for (size_t i = 0; i < to_submit_.size(); ++i) {
+        to_submit_[i]->submit(/*more_follow=*/i + 1 < to_submit_.size());
+      }
+      to_submit_.clear();
+      continue;
+    }
+    if (tag != this) {
+      static_cast<Stream*>(tag)->on_event(ok);
+      continue;
+    }
+    {
+      std::lock_guard lock(mu_);
+      posted.swap(posted_);
+      is_kicked_ = false;
+    }
+    for (auto& stream : posted) stream->send_action();
+    posted.clear();
+  }
+}
+
+void ActorPool::Loop::post(std::shared_ptr<Stream> stream) {
+  std::lock_guard lock(mu_);
+  posted_.push_back(std::move(stream));
+  if (is_kicked_ || is_shut_down_) return;
+  is_kicked_ = true;
+  // Long over: anything later, also "now", would go by way of gRPC's timer thread.
+  kick_.Set(&cq_, gpr_inf_past(GPR_CLOCK_MONOTONIC), this);
+}
+
+void ActorPool::Loop::shutdown() {
+  std::lock_guard lock(mu_);
+  if (is_shut_down_) return;
+  is_shut_down_ = true;
+  cq_.Shutdown();
+}
 
 std::shared_ptr<grpc::Channel> ActorPool::State::channel(const std::string& address) {
   auto& channel = channels[address];
@@ -417,9 +512,8 @@ void ActorPool::State::add_stream(const std::shared_ptr<State>& self,
   std::shared_ptr<Stream> stream;
   {
     std::lock_guard lock(self->mu);
-    auto& queues = self->queues;
-    grpc::CompletionQueue* cq = queues[self->streams.size() % queues.size()].get();
-    stream = std::make_shared<Stream>(self, address, cq, self->channel(address));
+    Loop* loop = self->loops[self->streams.size() % self->loops.size()].get();
+    stream = std::make_shared<Stream>(self, address, loop, self->channel(address));
     self->streams.push_back(stream);
     if (!self->started) return;
   }
@@ -462,7 +556,7 @@ ActorPool::ActorPool(Options options) {
   const std::vector<std::string> addresses = options.addresses;
   state_ = std::make_shared<State>(std::move(options));
   for (int i = 0; i < num_threads; ++i) {
-    state_->queues.push_back(std::make_unique<grpc::CompletionQueue>());
+    state_->loops.push_back(std::make_unique<Loop>());
   }
   for (const std::string& address : addresses) State::add_stream(state_, address);
 }
@@ -471,12 +565,12 @@ ActorPool::~ActorPool() {
   std::vector<std::shared_ptr<Stream>> streams;  // Each of them holds the state.
   std::lock_guard lock(state_->mu);
   streams.swap(state_->streams);
-  if (state_->started) return;
-  for (auto& queue : state_->queues) queue->Shutdown();
+  for (auto& loop : state_->loops) loop->shutdown();
 }
 
 void ActorPool::run(const Tick& tick) {
   State& state = *state_;
+  keep_freed_memory();
   std::vector<std::shared_ptr<Stream>> streams;
   {
     std::lock_guard lock(state.mu);
@@ -485,15 +579,9 @@ void ActorPool::run(const Tick& tick) {
     streams = state.streams;
   }
   std::vector<NamedThread> threads;
-  for (size_t i = 0; i < state.queues.size(); ++i) {
+  for (size_t i = 0; i < state.loops.size(); ++i) {
     threads.emplace_back("actors-" + std::to_string(i),
-                         [queue = state.queues[i].get()] {
-                           void* tag;
-                           bool ok;
-                           while (queue->Next(&tag, &ok)) {
-                             static_cast<Stream*>(tag)->on_event(ok);
-                           }
-                         });
+                         [loop = state.loops[i].get()] { loop->run(); });
   }
   for (auto& stream : streams) stream->connect();
   std::unique_lock lock(state.mu);
@@ -521,9 +609,8 @@ void ActorPool::run(const Tick& tick) {
     lock.lock();
     if (now - last_connected > state.options.connect_timeout && !error) {
       error = std::make_exception_ptr(ConnectionError(
-          "no env server for " +
-          std::to_string(state.options.connect_timeout.count() / 1000) +
-          " s:" + state.last_errors_text() +
+          "no env server for " + in_seconds(state.options.connect_timeout) + ":" +
+          state.last_errors_text() +
           "\nstart one with \"python -m polybeast_env\", or check the addresses"));
     }
   }
@@ -531,7 +618,7 @@ void ActorPool::run(const Tick& tick) {
   streams = state.streams;
   lock.unlock();
   for (auto& stream : streams) stream->stop();
-  for (auto& queue : state.queues) queue->Shutdown();
+  for (auto& loop : state.loops) loop->shutdown();
   threads.clear();  // Joins them: all that was pending has come back then.
   if (error) std::rethrow_exception(error);
 }

@@ -39,7 +39,8 @@ class ActorPool {
     // A stream whose server took so long for one step counts as broken.
     std::chrono::milliseconds step_timeout{300'000};
     // run() ends when a stream fails so often with no rollout in between because its
-    // environment raised or its server broke the protocol. A lost server never counts.
+    // environment raised or hung, or its server broke the protocol. A lost server never
+    // counts.
     int max_failures = 3;
     std::chrono::milliseconds min_backoff{100};
     std::chrono::milliseconds max_backoff{2'000};
@@ -70,6 +71,7 @@ class ActorPool {
 
  private:
   struct State;
+  class Loop;
   class Stream;
   std::shared_ptr<State> state_;  // Shared with answers that are still to come.
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -40,6 +41,9 @@ Shape::Shape(std::span<const int64_t> dims) {
 
 int64_t Shape::num_elements() const {
   int64_t product = 1;
+  for (int64_t dim : dims()) {
+    if (dim == 0) return 0;  // Whatever the others are: their product may overflow.
+  }
   for (int64_t dim : dims()) product *= dim;
   return product;
 }
@@ -73,7 +77,10 @@ Array Array::contiguous(DType dtype, Shape shape, std::byte* data,
   int64_t stride = itemsize(dtype);
   for (size_t i = shape.rank(); i-- > 0;) {
     strides[i] = stride;
-    stride *= shape[i];
+    // As numpy does: no stride is 0 or, with an empty dimension, beyond all bounds.
+    if (!__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride))
+      continue;
+    stride = itemsize(dtype);
   }
   return {dtype, shape, strides, data, std::move(owner)};
 }

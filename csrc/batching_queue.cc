@@ -63,8 +63,8 @@ void BatchingQueue::enqueue_async(Nest nest, Done done) {
       return;
     }
     put(std::move(item));
-    arrived_.notify_one();
   }
+  arrived_.notify_one();  // Not under the lock: who wakes up would wait for it at once.
   done(nullptr);
 }
 

@@ -4,6 +4,10 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <stdexcept>
 #include <utility>
 
@@ -60,6 +64,13 @@ void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes) {
   for (const auto& [name, value] : kServerArguments) {
     builder.AddChannelArgument(name, value);
   }
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
+#endif
 }
 
 void check_max_message_bytes(size_t bytes) {

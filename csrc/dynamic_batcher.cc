@@ -80,7 +80,7 @@ DynamicBatcher::DynamicBatcher(Options options)
 
 DynamicBatcher::~DynamicBatcher() { close(); }
 
-void DynamicBatcher::compute_async(Nest inputs, Answer answer) {
+void DynamicBatcher::compute_async(Nest inputs, Answer answer, bool more_follow) {
   const int64_t rows = num_rows(inputs, options_.sizes.batch_dim);
   if (rows > options_.sizes.maximum) {
     throw std::invalid_argument(inputs.structure->path(0) + ": expected at most " +
@@ -88,13 +88,16 @@ void DynamicBatcher::compute_async(Nest inputs, Answer answer) {
                                 " rows (maximum_batch_size), got " +
                                 std::to_string(rows));
   }
-  std::lock_guard lock(mu_);
-  if (closed_) std::rethrow_exception(closed_error());
-  if (!signature_) signature_ = Signature::of(inputs);
-  check_alike(inputs, *signature_, options_.sizes.batch_dim);
-  rows_ += rows;
-  items_.push_back({std::move(inputs), {std::move(answer), rows}, Clock::now()});
-  arrived_.notify_one();
+  {
+    std::lock_guard lock(mu_);
+    if (closed_) std::rethrow_exception(closed_error());
+    if (!signature_) signature_ = Signature::of(inputs);
+    check_alike(inputs, *signature_, options_.sizes.batch_dim);
+    rows_ += rows;
+    items_.push_back({std::move(inputs), {std::move(answer), rows}, Clock::now()});
+  }
+  // Not under the lock: who wakes up would wait for it at once.
+  if (!more_follow) arrived_.notify_one();
 }
 
 Nest DynamicBatcher::compute(Nest inputs, const Tick& tick) {

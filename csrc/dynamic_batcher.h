@@ -71,7 +71,8 @@ class DynamicBatcher {
   // The rows of the answer; throws std::runtime_error with the reason if there is none.
   Nest compute(Nest inputs, const Tick& tick = {});
   // Like compute, without a wait; throws what is wrong with the inputs, or that closed.
-  void compute_async(Nest inputs, Answer answer);
+  // With more_follow, nobody is woken up for it: the next call will come at once.
+  void compute_async(Nest inputs, Answer answer, bool more_follow = false);
   std::shared_ptr<Batch> next_batch(const Tick& tick = {});
 
   int64_t size() const;  // Rows that wait for a batch.

@@ -63,16 +63,42 @@ struct EnvServer::State {
   std::atomic<uint64_t> next_number{0};
   std::mutex mu;
   std::condition_variable changed;
-  bool started = false;       // Guarded by mu, as all below.
-  bool stopped = false;       // The threads are gone, or given up.
-  int num_working = 0;        // Threads.
-  std::set<Stream*> streams;  // Those that were accepted.
+  bool started = false;                       // Guarded by mu, as all below.
+  bool stopped = false;                       // The threads are gone, or given up.
+  int num_working = 0;                        // Threads.
+  std::set<std::shared_ptr<Stream>> streams;  // Those that were accepted.
 };
 
 // One call: a state machine that has one operation pending at any time, so that its
-// events follow upon each other. Deletes itself after the last.
+// events follow upon each other. It owns itself until the last.
 class EnvServer::Stream {
  public:
+  static void accept_next(State& server) {
+    std::shared_ptr<Stream> stream(new Stream(server));
+    stream->self_ = stream;
+    stream->accept();
+  }
+
+  static void on_event(Stream* stream, bool ok) {
+    if (!stream->on_event(ok)) std::exchange(stream->self_, nullptr);
+  }
+
+  // Of any thread: ends a stream whose client may never send another message. One that
+  // is in its environment, which may never come back, is left to look at `stopping`.
+  void finish_if_waiting() {
+    std::unique_lock lock(mu_, std::defer_lock);
+    while (!lock.try_lock()) {
+      if (in_environment_) return;
+      std::this_thread::yield();
+    }
+    if (!waits_for_client_) return;
+    is_read_pending_ = true;
+    finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
+  }
+
+ private:
+  enum class Next { kAccepted, kHello, kWelcomed, kAction, kStepWritten, kFinished };
+
   explicit Stream(State& server) : server_(server) {}
 
   void accept() {
@@ -82,14 +108,18 @@ class EnvServer::Stream {
                                 this);
   }
 
-  // False when the stream has come to its end and is to be deleted.
+  // False when the stream has come to its end.
   bool on_event(bool ok) {
     std::lock_guard lock(mu_);
+    if (is_read_pending_) {  // One of two events: of the read, and of the finish.
+      is_read_pending_ = false;
+      return true;
+    }
     waits_for_client_ = false;
     switch (next_) {
       case Next::kAccepted:
         if (!ok) return false;  // The server stops.
-        (new Stream(server_))->accept();
+        accept_next(server_);
         on_accepted();
         return true;
       case Next::kHello:
@@ -121,26 +151,18 @@ class EnvServer::Stream {
         }
         return true;
       case Next::kFinished:
-        environment_.reset();
+        run_environment([this] { environment_.reset(); });
         std::lock_guard server_lock(server_.mu);
-        server_.streams.erase(this);
+        server_.streams.erase(self_);
         return false;
     }
     return false;
   }
 
-  // Of any thread, while the stream is in State::streams.
-  void cancel_if_waiting() {
-    if (waits_for_client_) context_.TryCancel();
-  }
-
- private:
-  enum class Next { kAccepted, kHello, kWelcomed, kAction, kStepWritten, kFinished };
-
   void on_accepted() {
     {
       std::lock_guard lock(server_.mu);
-      server_.streams.insert(this);
+      server_.streams.insert(self_);
       if (static_cast<int>(server_.streams.size()) > server_.options.max_streams) {
         finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
                 "this server has max_streams=" +
@@ -172,7 +194,8 @@ class EnvServer::Stream {
     number_ = server_.next_number++;
     log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" + run_id +
                              "\" begins, from " + context_.peer());
-    environment_ = server_.options.make_environment(number_);
+    run_environment(
+        [this] { environment_ = server_.options.make_environment(number_); });
     const EnvSpec& spec = environment_->spec();
     step_message_.emplace(step_message(spec));
     if (step_message_->num_bytes() > server_.options.max_message_bytes) {
@@ -232,9 +255,21 @@ class EnvServer::Stream {
     }
   }
 
+  template <class Fn>
+  void run_environment(Fn fn) {
+    in_environment_ = true;
+    try {
+      fn();
+    } catch (...) {
+      in_environment_ = false;
+      throw;
+    }
+    in_environment_ = false;
+  }
+
   // Lets the environments write their observations into a message, and sends it.
   template <class Fn>
-  void send_step(Fn run_environment) {
+  void send_step(Fn step) {
     auto block = pool_.allocate(step_message_->num_bytes());
     const StepView view = step_view(environment_->spec(), *step_message_, block.get());
     step_message_->write_frame(block.get());
@@ -242,7 +277,7 @@ class EnvServer::Stream {
     for (const FieldView& field : view.observation) {
       output_->observation.push_back(field.data);
     }
-    run_environment();
+    run_environment(step);
     counter_->update(*output_);
     auto put = [](const FieldView& field, const auto& values) {
       std::memcpy(field.data, values.data(), field.num_bytes);
@@ -262,12 +297,11 @@ class EnvServer::Stream {
   }
 
   void read(Next next) {
-    waits_for_client_ =
-        true;  // Before the look at `stopping`, which stop() sets first.
-    if (server_.stopping) {
+    if (server_.stopping) {  // Set before stop() looks at the streams.
       finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
       return;
     }
+    waits_for_client_ = true;
     next_ = next;
     received_.Clear();
     call_.Read(&received_, this);
@@ -303,9 +337,12 @@ class EnvServer::Stream {
   }
 
   State& server_;
-  std::atomic<bool> waits_for_client_{false};
+  std::shared_ptr<Stream> self_;  // Until the last event.
+  std::atomic<bool> in_environment_{false};
   // Held through every event: which thread has them changes from one to the next.
   std::mutex mu_;
+  bool waits_for_client_ = false;
+  bool is_read_pending_ = false;  // Beside the finish.
   Next next_ = Next::kAccepted;
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter call_{&context_};
@@ -325,8 +362,7 @@ void EnvServer::State::work(std::shared_ptr<State> self) {
   void* tag;
   bool ok;
   while (cq->Next(&tag, &ok)) {
-    auto* stream = static_cast<Stream*>(tag);
-    if (!stream->on_event(ok)) delete stream;
+    Stream::on_event(static_cast<Stream*>(tag), ok);
   }
   std::lock_guard lock(mu);
   --num_working;
@@ -363,6 +399,7 @@ void EnvServer::start() {
   if (state.started) throw std::invalid_argument("the server was started already");
   const Options& options = state.options;
   check_socket_is_free(options.address);
+  keep_freed_memory();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
@@ -384,7 +421,7 @@ void EnvServer::start() {
                     std::to_string(port);
   }
   state.started = true;
-  (new Stream(state))->accept();
+  Stream::accept_next(state);
   for (int i = 0; i < options.num_threads; ++i) {
     ++state.num_working;
     state.threads.emplace_back([self = state_, i] {
@@ -409,11 +446,14 @@ void EnvServer::wait(const Tick& tick) {
 void EnvServer::stop(std::chrono::milliseconds grace) {
   State& state = *state_;
   const auto deadline = std::chrono::system_clock::now() + grace;
+  std::vector<std::shared_ptr<Stream>> streams;
   {
     std::lock_guard lock(state.mu);
     if (!state.started || state.stopping.exchange(true)) return;
-    for (Stream* stream : state.streams) stream->cancel_if_waiting();
+    streams.assign(state.streams.begin(), state.streams.end());
   }
+  for (auto& stream : streams) stream->finish_if_waiting();
+  streams.clear();
   if (auto* health = state.server->GetHealthCheckService()) health->Shutdown();
   // Shutdown waits for every call, also for one whose environment never comes back.
   std::thread shutdown([self = state_, deadline] {
@@ -441,9 +481,8 @@ void EnvServer::stop(std::chrono::milliseconds grace) {
     state.changed.notify_all();
   }
   if (!all_ended) {
-    throw TimeoutError("an environment did not come back within " +
-                       std::to_string(grace.count() / 1000.0) +
-                       " s of the server's stop; its thread is left behind");
+    throw TimeoutError("an environment did not come back within " + in_seconds(grace) +
+                       " of the server's stop; its thread is left behind");
   }
 }
 

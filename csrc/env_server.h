@@ -22,7 +22,7 @@ class EnvServer {
     std::string address;  // unix:/path or host:port; port 0 takes a free one.
     // Gets the number of the stream, from 0. What it throws reaches the client.
     std::function<std::unique_ptr<Environment>(uint64_t stream)> make_environment;
-    int num_threads = 2;
+    int num_threads = 1;
     int max_streams = 1024;  // At once; more are refused.
     size_t max_message_bytes = size_t{64} << 20;
     Security security;

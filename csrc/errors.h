@@ -2,8 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <stdexcept>
+#include <string>
 
 namespace beast {
 
@@ -28,5 +30,11 @@ struct TimeoutError : std::runtime_error {
 // is how Ctrl-C reaches a Python thread that waits in here.
 using Tick = std::function<void()>;
 constexpr std::chrono::milliseconds kTickInterval{100};
+
+inline std::string in_seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s", time.count() / 1000.0);
+  return text;
+}
 
 }  // namespace beast

@@ -146,7 +146,8 @@ struct BatchIterator {
         {0, nullptr},
     };
     static PyType_Spec spec = {"libbeast.BatchIterator", sizeof(BatchIterator), 0,
-                               Py_TPFLAGS_DEFAULT, slots};
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               slots};
     static PyObject* the_type = PyType_FromSpec(&spec);
     return the_type;
   }
@@ -377,7 +378,7 @@ void bind_server(py::module_& m) {
                                               });
           }),
           py::arg("env_class"), py::arg("server_address"), py::kw_only(),
-          py::arg("num_envs") = 1, py::arg("seed") = 0, py::arg("num_threads") = 2,
+          py::arg("num_envs") = 1, py::arg("seed") = 0, py::arg("num_threads") = 1,
           py::arg("max_streams") = 1024,
           py::arg("max_message_bytes") = size_t{64} << 20,
           py::arg("token") = py::none(), py::arg("tls_cert") = py::none(),

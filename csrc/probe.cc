@@ -96,9 +96,8 @@ EnvSpec probe(const std::string& address, const Security& security,
     if (tick) tick();
     std::this_thread::sleep_for(kTickInterval);
   }
-  throw TimeoutError("no env server at " + address + " within " +
-                     std::to_string(timeout.count() / 1000) + " s: " + reason +
-                     "; start one with \"python -m polybeast_env\"");
+  throw TimeoutError("no env server at " + address + " within " + in_seconds(timeout) +
+                     ": " + reason + "; start one with \"python -m polybeast_env\"");
 }
 
 }  // namespace beast

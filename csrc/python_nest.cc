@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python_nest.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
+
+#include "buffer_pool.h"
 
 namespace py = pybind11;
 
@@ -66,8 +69,19 @@ std::optional<DType> dtype_from_dl(uint8_t code, uint8_t bits, uint16_t lanes) {
   return std::nullopt;
 }
 
+void check_rank(size_t rank, const std::string& path) {
+  if (rank <= Shape::kMaxRank) return;
+  throw py::value_error(path + ": expected at most " + std::to_string(Shape::kMaxRank) +
+                        " dimensions, got " + std::to_string(rank));
+}
+
 Array array_from_dlpack(py::handle object, const std::string& path) {
-  py::object capsule = object.attr("__dlpack__")();
+  py::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")();
+  } catch (const py::error_already_set& error) {  // Needs a gradient, is sparse, ...
+    throw py::value_error(path + ": " + py::str(error.value()).cast<std::string>());
+  }
   auto* managed =
       static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
   if (managed == nullptr) throw py::error_already_set();
@@ -86,6 +100,7 @@ Array array_from_dlpack(py::handle object, const std::string& path) {
                          py::str(object.attr("dtype")).cast<std::string>());
   }
   const std::span<const int64_t> dims(tensor.shape, tensor.ndim);
+  check_rank(dims.size(), path);
   auto* data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   Array array = Array::contiguous(*dtype, Shape(dims), data, nullptr);
   if (tensor.strides != nullptr) {
@@ -112,6 +127,7 @@ Array array_from_numpy(const py::array& array, const std::string& path) {
   Array result;
   result.dtype = *dtype;
   const auto ndim = static_cast<size_t>(array.ndim());
+  check_rank(ndim, path);
   result.shape = Shape(std::span<const int64_t>(array.shape(), ndim));
   result.strides = Shape(std::span<const int64_t>(array.strides(), ndim));
   result.data = static_cast<std::byte*>(const_cast<void*>(array.data()));
@@ -183,7 +199,23 @@ struct Export {  // A tensor on its way to torch, with what it points to.
   Shape strides;
 };
 
-py::object array_to_torch(const Array& array, py::handle from_dlpack) {
+// Torch has neither negative strides nor such that are no whole number of elements.
+bool has_torch_strides(const Array& array) {
+  for (size_t i = 0; i < array.shape.rank(); ++i) {
+    const int64_t stride = array.strides[i];
+    if (stride < 0 || stride % static_cast<int64_t>(itemsize(array.dtype)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+py::object array_to_torch(const Array& given, py::handle from_dlpack) {
+  Array array = given;
+  if (!has_torch_strides(given)) {
+    array = BufferPool().allocate({{given.dtype, given.shape}})[0];
+    copy(given, array);
+  }
   auto* out = new Export;
   out->array = array;
   out->strides = array.strides;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "security.h"
 
+#include <arpa/inet.h>
 #include <sys/un.h>
 
 #include <fstream>
@@ -16,7 +17,8 @@ std::string read_file(const std::string& path, const char* what) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file) {
+  // An empty authority would mean "whatever authorities the system trusts".
+  if (!file || text.str().empty()) {
     throw std::invalid_argument("cannot read the " + std::string(what) + " file " +
                                 path);
   }
@@ -37,8 +39,11 @@ constexpr std::string_view kUnix = "unix:";
 
 bool is_local(std::string_view address) {
   if (address.starts_with(kUnix) || address.starts_with("unix-abstract:")) return true;
-  return address.starts_with("localhost:") || address.starts_with("127.") ||
-         address.starts_with("[::1]:");
+  const std::string host(address.substr(0, address.rfind(':')));
+  in_addr parsed;  // 127.example.org is a name, not an address.
+  const bool is_ipv4 = inet_pton(AF_INET, host.c_str(), &parsed) == 1;
+  return host == "localhost" || host == "[::1]" ||
+         (is_ipv4 && host.starts_with("127."));
 }
 
 void check_address(std::string_view address) {

@@ -80,8 +80,9 @@ LeafSpace leaf_from_proto(const chimera::Space::Leaf& in, const std::string& whe
   const bool discrete = leaf.dtype == DType::kInt64 && leaf.shape.rank() == 0;
   int64_t unused_last;
   if (in.num_values() < 0 || (in.num_values() > 0 && !discrete) ||
+      (in.num_values() == 0 && in.start() != 0) ||
       __builtin_add_overflow(in.start(), in.num_values(), &unused_last)) {
-    refuse(where, "has num_values, which belongs to scalar int64 leaves");
+    refuse(where, "has num_values or start that only scalar int64 leaves may have");
   }
   leaf.num_values = in.num_values();
   leaf.start = in.start();
@@ -96,9 +97,15 @@ LeafSpace leaf_from_proto(const chimera::Space::Leaf& in, const std::string& whe
   return leaf;
 }
 
+// Containers without a leaf in them are refused: a few bytes would make many nodes.
 Structure::Ptr space_from_proto(const chimera::Space& in, const std::string& where,
                                 int depth, std::vector<LeafSpace>& leaves) {
   if (depth > Structure::kMaxDepth) refuse(where, "is nested too deeply");
+  const size_t leaves_before = leaves.size();
+  const auto not_empty = [&](Structure::Ptr structure) {
+    if (leaves.size() == leaves_before) refuse(where, "has no leaf");
+    return structure;
+  };
   switch (in.kind_case()) {
     case chimera::Space::kLeaf:
       if (leaves.size() == Space::kMaxLeaves) refuse(where, "is one leaf too many");
@@ -110,7 +117,7 @@ Structure::Ptr space_from_proto(const chimera::Space& in, const std::string& whe
         const std::string index = "[" + std::to_string(children.size()) + "]";
         children.push_back(space_from_proto(item, where + index, depth + 1, leaves));
       }
-      return Structure::tuple(std::move(children));
+      return not_empty(Structure::tuple(std::move(children)));
     }
     case chimera::Space::kDict: {
       std::vector<std::pair<std::string, Structure::Ptr>> children;
@@ -123,7 +130,7 @@ Structure::Ptr space_from_proto(const chimera::Space& in, const std::string& whe
                               space_from_proto(entry.value(), where + "." + entry.key(),
                                                depth + 1, leaves));
       }
-      return Structure::dict(std::move(children));
+      return not_empty(Structure::dict(std::move(children)));
     }
     case chimera::Space::KIND_NOT_SET:
       break;
@@ -134,7 +141,6 @@ Structure::Ptr space_from_proto(const chimera::Space& in, const std::string& whe
 Space space_from_proto(const chimera::Space& in, const std::string& where) {
   Space space;
   space.structure = space_from_proto(in, where, 0, space.leaves);
-  if (space.leaves.empty()) refuse(where, "has no leaf");
   return space;
 }
 
@@ -164,7 +170,8 @@ class FieldReader {
   }
 
   void skip(uint32_t tag) {
-    uint32_t size;
+    if (tag >> 3 == 0) throw ProtocolError(broken());
+    int size;
     switch (tag & 7) {
       case 0: {
         uint64_t unused_value;
@@ -175,7 +182,7 @@ class FieldReader {
         if (in_.Skip(8)) return;
         break;
       case 2:
-        if (in_.ReadVarint32(&size) && size <= INT32_MAX && in_.Skip(size)) return;
+        if (in_.ReadVarintSizeAsInt(&size) && in_.Skip(size)) return;
         break;
       case 5:
         if (in_.Skip(4)) return;
@@ -193,13 +200,13 @@ class FieldReader {
   }
 
   void read_bytes(uint32_t number, const FieldView& view) {
-    uint32_t size;
-    if (!in_.ReadVarint32(&size)) throw ProtocolError(broken());
-    if (size != view.num_bytes) {
+    int size;
+    if (!in_.ReadVarintSizeAsInt(&size)) throw ProtocolError(broken());
+    if (static_cast<size_t>(size) != view.num_bytes) {
       fail(number, "has " + std::to_string(size) + " bytes, expected " +
                        std::to_string(view.num_bytes));
     }
-    if (!in_.ReadRaw(view.data, static_cast<int>(size))) throw ProtocolError(broken());
+    if (!in_.ReadRaw(view.data, size)) throw ProtocolError(broken());
     if (!view.is_bool) return;
     for (size_t i = 0; i < view.num_bytes; ++i) {
       view.data[i] = std::byte{view.data[i] != std::byte{0}};
@@ -227,11 +234,11 @@ void read_kind(MessageReader& message, const char* name, int kind, Read read,
       fields.skip(tag);
       continue;
     }
-    uint32_t size;
-    if (found || !in.ReadVarint32(&size) || size > INT32_MAX) {
+    int size;
+    if (found || !in.ReadVarintSizeAsInt(&size)) {
       throw ProtocolError(fields.broken());
     }
-    const auto limit = in.PushLimit(static_cast<int>(size));
+    const auto limit = in.PushLimit(size);
     if (number == kind) {
       read(fields);
     } else {
@@ -307,18 +314,21 @@ EnvSpec decode_welcome(MessageReader& in, size_t max_message_bytes) {
   spec.action = space_from_proto(welcome.action(), "action");
   spec.description = welcome.description();
   for (const Space* space : {&spec.observation, &spec.action}) {
-    size_t total = 0;
+    const size_t limit = max_message_bytes / spec.num_envs;
+    size_t total = 0;  // Of at most kMaxLeaves times limit + 1: far from an overflow.
     for (const LeafSpace& leaf : space->leaves) {
-      // Neither factor is near the overflow: leaf_from_proto checked the first.
-      const size_t limit = max_message_bytes / spec.num_envs;
       total += std::min(leaf.num_bytes(), limit + 1);
-      if (total > limit) {
-        refuse(space == &spec.observation ? "observation" : "action",
-               "for " + std::to_string(spec.num_envs) +
-                   " environments does not fit into max_message_bytes=" +
-                   std::to_string(max_message_bytes));
-      }
     }
+    const bool is_action = space == &spec.action;
+    if (total <= limit) {
+      total =
+          is_action ? action_message(spec).num_bytes() : step_message(spec).num_bytes();
+      if (total <= max_message_bytes) continue;
+    }
+    refuse(is_action ? "action" : "observation",
+           "for " + std::to_string(spec.num_envs) +
+               " environments does not fit into max_message_bytes=" +
+               std::to_string(max_message_bytes));
   }
   return spec;
 }
