@@ -4,7 +4,6 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -259,8 +258,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void on_welcome() {
-    grpc::ProtoBufferReader reader(&received_);
-    EnvSpec spec = decode_welcome(reader, pool_.options.max_message_bytes);
+    ReceivedMessage message(received_);
+    EnvSpec spec = decode_welcome(message.reader(), pool_.options.max_message_bytes);
     pool_.check_spec(spec, address_);
     action_message_.emplace(action_message(spec));
     writer_.emplace(std::move(spec), pool_.options.unroll_length,
@@ -269,8 +268,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void on_step() {
-    grpc::ProtoBufferReader reader(&received_);
-    decode_step(reader, writer_->next_row());
+    ReceivedMessage message(received_);
+    decode_step(message.reader(), writer_->next_row());
     if (had_step_) pool_.num_steps += writer_->spec().num_envs;
     had_step_ = true;
     stage_ = Stage::kInference;

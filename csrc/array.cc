@@ -138,6 +138,27 @@ void copy(const Array& source, const Array& target) {
   copy_strided(source, target, 0, source.data, target.data, contiguous_from, run_bytes);
 }
 
+void copy_rows(const Array& source, int64_t begin, int64_t end, const Array& target,
+               int64_t to, size_t dim) {
+  if (!source.is_contiguous() || !target.is_contiguous()) {
+    copy(source.narrow(dim, begin, end), target.narrow(dim, to, to + end - begin));
+    return;
+  }
+  size_t row_bytes = itemsize(source.dtype);
+  for (size_t i = dim + 1; i < source.shape.rank(); ++i) row_bytes *= source.shape[i];
+  int64_t num_runs = 1;
+  for (size_t i = 0; i < dim; ++i) num_runs *= source.shape[i];
+  const size_t source_step = source.shape[dim] * row_bytes;
+  const size_t target_step = target.shape[dim] * row_bytes;
+  const std::byte* from = source.data + begin * row_bytes;
+  std::byte* into = target.data + to * row_bytes;
+  for (int64_t i = 0; i < num_runs; ++i) {
+    std::memcpy(into, from, (end - begin) * row_bytes);
+    from += source_step;
+    into += target_step;
+  }
+}
+
 std::optional<size_t> checked_num_bytes(DType dtype, std::span<const int64_t> dims) {
   if (dims.size() > Shape::kMaxRank) return std::nullopt;
   int64_t bytes = itemsize(dtype);

@@ -63,6 +63,12 @@ struct Array {
 // Copies the elements of source into target; dtypes and shapes must be equal.
 void copy(const Array& source, const Array& target);
 
+// Copies rows [begin, end) of source along dim to the rows of target that begin at
+// `to`. All else must be equal, which the caller has checked; contiguous arrays go
+// fastest.
+void copy_rows(const Array& source, int64_t begin, int64_t end, const Array& target,
+               int64_t to, size_t dim);
+
 // What memory a C-contiguous array takes; nothing where that overflows, where a
 // dimension is negative, or past kMaxRank dimensions. For shapes from outside.
 std::optional<size_t> checked_num_bytes(DType dtype, std::span<const int64_t> dims);

@@ -94,10 +94,9 @@ Nest concatenate(std::span<const Piece> pieces, size_t batch_dim, BufferPool& po
   for (size_t i = 0; i < batch.leaves.size(); ++i) {
     int64_t row = 0;
     for (const Piece& piece : pieces) {
-      const int64_t end = row + piece.end - piece.begin;
-      copy(piece.item->leaves[i].narrow(batch_dim, piece.begin, piece.end),
-           batch.leaves[i].narrow(batch_dim, row, end));
-      row = end;
+      copy_rows(piece.item->leaves[i], piece.begin, piece.end, batch.leaves[i], row,
+                batch_dim);
+      row += piece.end - piece.begin;
     }
   }
   return batch;

@@ -43,7 +43,28 @@ constexpr Argument kServerArguments[] = {
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20},
 };
 
+std::vector<grpc::Slice> slices_of(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  buffer.Dump(&slices);  // Fails only where there is none.
+  return slices;
+}
+
+std::vector<std::span<const std::byte>> pieces_of(
+    const std::vector<grpc::Slice>& slices) {
+  std::vector<std::span<const std::byte>> pieces;
+  pieces.reserve(slices.size());
+  for (const grpc::Slice& slice : slices) {
+    if (slice.size() == 0) continue;
+    pieces.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()),
+                        slice.size());
+  }
+  return pieces;
+}
+
 }  // namespace
+
+ReceivedMessage::ReceivedMessage(const grpc::ByteBuffer& buffer)
+    : slices_(slices_of(buffer)), reader_(pieces_of(slices_)) {}
 
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
                                             const Security& security,

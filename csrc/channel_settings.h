@@ -3,11 +3,14 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/server_builder.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/status.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "message_reader.h"
 #include "security.h"
 
 namespace beast {
@@ -19,6 +22,17 @@ std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
                                             const Security& security,
                                             size_t max_message_bytes);
 void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes);
+
+// A message that was received, for reading.
+class ReceivedMessage {
+ public:
+  explicit ReceivedMessage(const grpc::ByteBuffer& buffer);
+  MessageReader& reader() { return reader_; }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  MessageReader reader_;
+};
 
 // Tells malloc to keep freed memory: gRPC makes and frees a buffer for each message,
 // and giving its pages back to the system each time cost up to half of the time.

@@ -3,8 +3,6 @@
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -43,6 +41,10 @@ void check_socket_is_free(const std::string& address) {
   }
 }
 
+// gRPC's health service, answered here: its own implementation polls with threads of
+// its own, which take each other's events and halve the throughput.
+constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
+
 std::string first_line(const std::string& text) {
   return text.substr(0, std::min(text.find('\n'), size_t{500}));
 }
@@ -55,7 +57,7 @@ struct EnvServer::State {
 
   const Options options;
   std::string address;  // With its port; written by start().
-  grpc::AsyncGenericService service;
+  std::unique_ptr<grpc::AsyncGenericService> service;
   std::unique_ptr<grpc::ServerCompletionQueue> cq;
   std::unique_ptr<grpc::Server> server;
   std::vector<std::thread> threads;
@@ -97,15 +99,23 @@ class EnvServer::Stream {
   }
 
  private:
-  enum class Next { kAccepted, kHello, kWelcomed, kAction, kStepWritten, kFinished };
+  enum class Next {
+    kAccepted,
+    kHealthRequest,
+    kHello,
+    kWelcomed,
+    kAction,
+    kStepWritten,
+    kFinished,
+  };
 
   explicit Stream(State& server) : server_(server) {}
 
   void accept() {
     std::lock_guard lock(mu_);
     next_ = Next::kAccepted;
-    server_.service.RequestCall(&context_, &call_, server_.cq.get(), server_.cq.get(),
-                                this);
+    server_.service->RequestCall(&context_, &call_, server_.cq.get(), server_.cq.get(),
+                                 this);
   }
 
   // False when the stream has come to its end.
@@ -121,6 +131,9 @@ class EnvServer::Stream {
         if (!ok) return false;  // The server stops.
         accept_next(server_);
         on_accepted();
+        return true;
+      case Next::kHealthRequest:
+        answer_health_check();
         return true;
       case Next::kHello:
         if (ok) {
@@ -154,6 +167,7 @@ class EnvServer::Stream {
         run_environment([this] { environment_.reset(); });
         std::lock_guard server_lock(server_.mu);
         server_.streams.erase(self_);
+        server_.changed.notify_all();
         return false;
     }
     return false;
@@ -169,6 +183,10 @@ class EnvServer::Stream {
                     std::to_string(server_.options.max_streams) + " streams already"});
         return;
       }
+    }
+    if (context_.method() == kHealthMethod) {
+      read(Next::kHealthRequest);
+      return;
     }
     if (context_.method() != kStreamMethod) {
       finish({grpc::StatusCode::UNIMPLEMENTED,
@@ -188,14 +206,23 @@ class EnvServer::Stream {
     read(Next::kHello);
   }
 
+  // SERVING, for whichever service it asks: who stops no longer accepts calls.
+  void answer_health_check() {
+    next_ = Next::kFinished;
+    const grpc::Slice slice(std::string("\x08\x01"));
+    call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
+                         grpc::Status::OK, this);
+  }
+
   void on_hello() {
-    grpc::ProtoBufferReader reader(&received_);
-    const std::string run_id = decode_hello(reader);
+    ReceivedMessage message(received_);
+    const std::string run_id = decode_hello(message.reader());
     number_ = server_.next_number++;
     log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" + run_id +
                              "\" begins, from " + context_.peer());
     run_environment(
         [this] { environment_ = server_.options.make_environment(number_); });
+    if (!environment_) throw std::invalid_argument("no environment was made");
     const EnvSpec& spec = environment_->spec();
     step_message_.emplace(step_message(spec));
     if (step_message_->num_bytes() > server_.options.max_message_bytes) {
@@ -228,8 +255,8 @@ class EnvServer::Stream {
   }
 
   void on_action() {
-    grpc::ProtoBufferReader reader(&received_);
-    decode_action(reader, action_views_);
+    ReceivedMessage message(received_);
+    decode_action(message.reader(), action_views_);
     check_actions();
     send_step([this] { environment_->step(actions_, *output_); });
   }
@@ -326,14 +353,18 @@ class EnvServer::Stream {
     } catch (const ProtocolError& error) {
       finish({grpc::StatusCode::INVALID_ARGUMENT, error.what()});
     } catch (const std::exception& error) {
-      log(LogLevel::kWarning,
-          "stream " + std::to_string(number_) + " failed: " + error.what());
-      next_ = Next::kFinished;
-      const grpc::Slice slice(encode_failure(error.what()));
-      call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
-                           {grpc::StatusCode::INTERNAL, first_line(error.what())},
-                           this);
+      fail(error.what());
+    } catch (...) {
+      fail("an exception of unknown type");
     }
+  }
+
+  void fail(const std::string& reason) {
+    log(LogLevel::kWarning, "stream " + std::to_string(number_) + " failed: " + reason);
+    next_ = Next::kFinished;
+    const grpc::Slice slice(encode_failure(reason));
+    call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
+                         {grpc::StatusCode::INTERNAL, first_line(reason)}, this);
   }
 
   State& server_;
@@ -400,12 +431,12 @@ void EnvServer::start() {
   const Options& options = state.options;
   check_socket_is_free(options.address);
   keep_freed_memory();
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(options.address, server_credentials(options.security),
                            &port);
-  builder.RegisterAsyncGenericService(&state.service);
+  state.service = std::make_unique<grpc::AsyncGenericService>();
+  builder.RegisterAsyncGenericService(state.service.get());
   configure_server(builder, options.max_message_bytes);
   state.cq = builder.AddCompletionQueue();
   state.server = builder.BuildAndStart();
@@ -454,11 +485,14 @@ void EnvServer::stop(std::chrono::milliseconds grace) {
   }
   for (auto& stream : streams) stream->finish_if_waiting();
   streams.clear();
-  if (auto* health = state.server->GetHealthCheckService()) health->Shutdown();
   // Shutdown waits for every call, also for one whose environment never comes back.
   std::thread shutdown([self = state_, deadline] {
     name_this_thread("env-server-stop");
     self->server->Shutdown(deadline);
+    // gRPC aborts if a stream has yet to begin an operation on a queue that is shut
+    // down.
+    std::unique_lock lock(self->mu);
+    self->changed.wait(lock, [&] { return self->streams.empty(); });
     self->cq->Shutdown();
   });
   bool all_ended;

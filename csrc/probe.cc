@@ -3,7 +3,6 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 
 #include <thread>
 #include <variant>
@@ -58,8 +57,8 @@ std::variant<EnvSpec, grpc::Status> try_once(
   }
   if (ok) {
     context.TryCancel();
-    grpc::ProtoBufferReader reader(&received);
-    return decode_welcome(reader, max_message_bytes);
+    ReceivedMessage message(received);
+    return decode_welcome(message.reader(), max_message_bytes);
   }
   call->Finish(&status, nullptr);
   next();

@@ -204,10 +204,8 @@ class ObservationWriter {
 
   void put(size_t leaf, py::handle value, const Shape& shape, std::byte* target) const {
     const LeafSpace& space = space_.leaves[leaf];
-    py::array array;
-    if (py::isinstance<py::array>(value)) {
-      array = py::reinterpret_borrow<py::array>(value);
-    }
+    py::array array = py::reinterpret_borrow<py::array>(
+        py::isinstance<py::array>(value) ? value : py::handle());
     // Python floats, lists, lazy frames, float64 for float32: made what was announced.
     const bool as_it_should = array && array.dtype().is(dtypes_[leaf]) &&
                               (array.flags() & py::array::c_style) != 0;

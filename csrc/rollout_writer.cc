@@ -63,8 +63,15 @@ RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
   set("first", 0, DType::kBool, {});
   set("episode_return", 0, DType::kFloat32, {});
   set("episode_step", 0, DType::kInt32, {});
-  observation_at_ = env_structure_->at("observation").first_leaf;
-  last_action_at_ = env_structure_->at("last_action").first_leaf;
+  auto at = [&](const char* key) { return env_structure_->at(key).first_leaf; };
+  observation_at_ = at("observation");
+  last_action_at_ = at("last_action");
+  reward_at_ = at("reward");
+  terminated_at_ = at("terminated");
+  truncated_at_ = at("truncated");
+  first_at_ = at("first");
+  episode_return_at_ = at("episode_return");
+  episode_step_at_ = at("episode_step");
   inputs_structure_ = Structure::tuple({env_structure_, initial_state.structure});
 
   Signature state = Signature::of(initial_state);
@@ -89,22 +96,20 @@ void RolloutWriter::begin_rollout() {
 StepView RolloutWriter::next_row() {
   auto field = [&](size_t leaf) -> FieldView {
     const Array& array = env_rows_[leaf];
-    return {array.data + (t_ + 1) * array.strides[0],
-            static_cast<size_t>(array.strides[0]), array.dtype == DType::kBool};
-  };
-  auto named = [&](const char* key) {
-    return field(env_structure_->at(key).first_leaf);
+    return {array.data + (t_ + 1) * array.strides[0], array.num_bytes() / num_rows_,
+            array.dtype == DType::kBool};
   };
   StepView view{};
+  view.observation.reserve(spec_.observation.leaves.size());
   for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
     view.observation.push_back(field(observation_at_ + i));
   }
-  view.reward = named("reward");
-  view.terminated = named("terminated");
-  view.truncated = named("truncated");
-  view.first = named("first");
-  view.episode_return = named("episode_return");
-  view.episode_step = named("episode_step");
+  view.reward = field(reward_at_);
+  view.terminated = field(terminated_at_);
+  view.truncated = field(truncated_at_);
+  view.first = field(first_at_);
+  view.episode_return = field(episode_return_at_);
+  view.episode_step = field(episode_step_at_);
   return view;
 }
 
@@ -195,11 +200,12 @@ void RolloutWriter::answer(const Nest& outputs, int64_t begin, int64_t end) {
     copy_all(state_, next_start_state_);
   }
   for (size_t i = 0; i < agent_rows_.size(); ++i) {
-    copy(outputs.leaves[i].narrow(1, begin, end), agent_rows_[i].narrow(0, t_, t_ + 1));
+    copy_rows(outputs.leaves[i], begin, end, agent_rows_[i].narrow(0, t_, t_ + 1), 0,
+              1);
   }
   for (size_t i = 0; i < state_.leaves.size(); ++i) {
-    copy(outputs.leaves[agent_rows_.size() + i].narrow(1, begin, end),
-         state_.leaves[i]);
+    copy_rows(outputs.leaves[agent_rows_.size() + i], begin, end, state_.leaves[i], 0,
+              1);
   }
 }
 

@@ -45,10 +45,12 @@ class RolloutWriter {
   const EnvSpec spec_;
   const int64_t num_rows_;  // T + 1
   BufferPool& pool_;
-  Structure::Ptr env_structure_;                // Of a row as the server sends it.
-  Structure::Ptr inputs_structure_;             // (row, core_state)
-  std::vector<BufferPool::Field> env_fields_;   // [T + 1, K, ...]
-  size_t observation_at_, last_action_at_;      // First leaves in env_structure_.
+  Structure::Ptr env_structure_;               // Of a row as the server sends it.
+  Structure::Ptr inputs_structure_;            // (row, core_state)
+  std::vector<BufferPool::Field> env_fields_;  // [T + 1, K, ...]
+  size_t observation_at_, last_action_at_;     // First leaves in env_structure_.
+  size_t reward_at_, terminated_at_, truncated_at_, first_at_, episode_return_at_,
+      episode_step_at_;
   std::optional<Signature> outputs_signature_;  // Of the first answer.
   std::vector<BufferPool::Field> agent_fields_;
   size_t action_at_ = 0;  // First leaf of the action in the outputs.

@@ -1,325 +1,451 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <algorithm>
-#include <optional>
-
-#include "rpcenv.pb.h"
 
 namespace beast {
 namespace {
 
-using google::protobuf::io::CodedInputStream;
-using google::protobuf::io::CodedOutputStream;
+using Field = MessageReader::Field;
 
-constexpr uint32_t kLengthDelimited = 2;
-constexpr int kActionKind = 2, kStepKind = 2, kFailureKind = 3;
+// Numbers of fields in rpcenv.proto.
+enum Kind { kHello = 1, kAction = 2, kWelcome = 1, kStep = 2, kFailure = 3 };
+enum WelcomeField {
+  kVersion = 1,
+  kNumEnvs = 2,
+  kObservation = 3,
+  kActions = 4,
+  kText = 5
+};
+enum SpaceField { kLeaf = 1, kTuple = 2, kDict = 3 };
+enum LeafField {
+  kDType = 1,
+  kShape = 2,
+  kNumValues = 3,
+  kStart = 4,
+  kLow = 5,
+  kHigh = 6
+};
 
-uint32_t make_tag(int field_number) { return field_number << 3 | kLengthDelimited; }
+// Writing.
 
-std::string varint(uint32_t value) {
-  std::string text(5, '\0');
-  auto* begin = reinterpret_cast<uint8_t*>(text.data());
-  text.resize(CodedOutputStream::WriteVarint32ToArray(value, begin) - begin);
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out += static_cast<char>(value | 0x80);
+  out += static_cast<char>(value);
+}
+
+void put_head(std::string& out, int number, size_t size) {
+  put_varint(out, number << 3 | Field::kBytes);
+  put_varint(out, size);
+}
+
+void put_bytes(std::string& out, int number, const std::string& bytes) {
+  put_head(out, number, bytes.size());
+  out += bytes;
+}
+
+void put_number(std::string& out, int number, uint64_t value) {
+  if (value == 0) return;  // As proto3 does.
+  put_varint(out, number << 3 | Field::kVarint);
+  put_varint(out, value);
+}
+
+std::string as_message(int kind, const std::string& inner) {
+  std::string out;
+  put_bytes(out, kind, inner);
+  return out;
+}
+
+std::string encode_leaf(const LeafSpace& leaf) {
+  std::string out, shape;
+  put_number(out, kDType, static_cast<uint64_t>(leaf.dtype));
+  for (int64_t dim : leaf.shape.dims()) put_varint(shape, dim);
+  if (!shape.empty()) put_bytes(out, kShape, shape);
+  put_number(out, kNumValues, leaf.num_values);
+  put_number(out, kStart, leaf.start);
+  if (!leaf.low.empty()) put_bytes(out, kLow, leaf.low);
+  if (!leaf.high.empty()) put_bytes(out, kHigh, leaf.high);
+  return out;
+}
+
+std::string encode_space(const Structure& structure,
+                         const std::vector<LeafSpace>& leaves, size_t& next_leaf) {
+  if (structure.kind() == Structure::Kind::kLeaf) {
+    return as_message(kLeaf, encode_leaf(leaves[next_leaf++]));
+  }
+  const bool is_dict = structure.kind() == Structure::Kind::kDict;
+  std::string children;
+  for (size_t i = 0; i < structure.children().size(); ++i) {
+    std::string child = encode_space(*structure.children()[i], leaves, next_leaf);
+    if (is_dict) {
+      std::string entry;
+      put_bytes(entry, 1, structure.keys()[i]);
+      put_bytes(entry, 2, child);
+      child = std::move(entry);
+    }
+    put_bytes(children, 1, child);
+  }
+  return as_message(is_dict ? kDict : kTuple, children);
+}
+
+// Reading. Errors name the message, then where in it.
+
+struct InvalidSpec : ProtocolError {
+  using ProtocolError::ProtocolError;
+};
+
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  throw InvalidSpec("the server's Welcome is not valid: " + where + " " + what);
+}
+
+// Calls fn(field) for each field of the bytes, of which fn reads or skips what it gets.
+template <class Fn>
+void read_fields(MessageReader& in, const Field& field, Fn fn) {
+  const size_t outer = in.enter(field);
+  Field inner;
+  while (in.next(inner)) fn(inner);
+  in.leave(outer);
+}
+
+// Finds the one submessage of a message and calls fn(field) on it. Any other kind than
+// those in `kinds` is refused, unknown fields are skipped.
+template <class Fn>
+void read_message(MessageReader& in, const char* name,
+                  std::initializer_list<uint32_t> kinds, Fn fn) {
+  const std::string wanted = std::string("expected a message ") + name;
+  bool found = false;
+  try {
+    Field field;
+    while (in.next(field)) {
+      if (std::find(kinds.begin(), kinds.end(), field.number) != kinds.end() &&
+          field.type == Field::kBytes) {
+        if (found) throw ProtocolError("more than one message in one");
+        found = true;
+        fn(field);
+      } else if (field.number <= 3) {
+        throw ProtocolError("another message: " + wanted);
+      } else {
+        in.skip(field);
+      }
+    }
+  } catch (const VersionError&) {
+    throw;
+  } catch (const InvalidSpec&) {
+    throw;
+  } catch (const ProtocolError& error) {
+    throw ProtocolError(std::string(name) + ": " + error.what());
+  }
+  if (!found) throw ProtocolError(wanted);
+}
+
+bool is_utf8(const std::string& text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t size = lead < 0x80   ? 1
+                        : lead < 0xc2 ? 0
+                        : lead < 0xe0 ? 2
+                        : lead < 0xf0 ? 3
+                        : lead < 0xf5 ? 4
+                                      : 0;
+    if (size == 0 || i + size > text.size()) return false;
+    for (size_t k = 1; k < size; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    if (size > 2) {  // Not overlong, no surrogate, not past U+10FFFF.
+      const auto second = static_cast<unsigned char>(text[i + 1]);
+      if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
+          (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) {
+        return false;
+      }
+    }
+    i += size;
+  }
+  return true;
+}
+
+std::string read_text(MessageReader& in, const Field& field, const std::string& where) {
+  std::string text = in.read_string(field);
+  if (!is_utf8(text)) refuse(where, "has a text that is not UTF-8");
   return text;
 }
 
-void space_to_proto(const Structure& structure, const std::vector<LeafSpace>& leaves,
-                    size_t& next_leaf, chimera::Space& space) {
-  switch (structure.kind()) {
-    case Structure::Kind::kLeaf: {
-      const LeafSpace& leaf = leaves[next_leaf++];
-      chimera::Space::Leaf& out = *space.mutable_leaf();
-      out.set_dtype(static_cast<chimera::DType>(leaf.dtype));
-      for (int64_t dim : leaf.shape.dims()) out.add_shape(dim);
-      out.set_num_values(leaf.num_values);
-      out.set_start(leaf.start);
-      out.set_low(leaf.low);
-      out.set_high(leaf.high);
-      return;
-    }
-    case Structure::Kind::kTuple:
-      space.mutable_tuple();
-      for (const auto& child : structure.children()) {
-        space_to_proto(*child, leaves, next_leaf, *space.mutable_tuple()->add_items());
-      }
-      return;
-    case Structure::Kind::kDict:
-      space.mutable_dict();
-      for (size_t i = 0; i < structure.keys().size(); ++i) {
-        auto& entry = *space.mutable_dict()->add_entries();
-        entry.set_key(structure.keys()[i]);
-        space_to_proto(*structure.children()[i], leaves, next_leaf,
-                       *entry.mutable_value());
-      }
-      return;
-  }
+int64_t read_number(const Field& field, const std::string& where) {
+  if (field.type != Field::kVarint) refuse(where, "has bytes where a number belongs");
+  return static_cast<int64_t>(field.value);
 }
 
-// The message field, then where in the space: "observation.image".
-[[noreturn]] void refuse(const std::string& where, const std::string& what) {
-  throw ProtocolError("the server's Welcome is not valid: " + where + " " + what);
-}
-
-LeafSpace leaf_from_proto(const chimera::Space::Leaf& in, const std::string& where) {
+LeafSpace read_leaf(MessageReader& in, const Field& field, const std::string& where) {
   LeafSpace leaf;
-  const auto dtype = dtype_from_number(in.dtype());
-  if (!dtype) refuse(where, "has the unknown dtype " + std::to_string(in.dtype()));
+  int64_t dtype_number = 0;
+  std::vector<int64_t> dims;
+  auto add_dim = [&](int64_t dim) {
+    if (dims.size() == Space::kMaxRank) {
+      refuse(where, "has more than " + std::to_string(Space::kMaxRank) + " dimensions");
+    }
+    dims.push_back(dim);
+  };
+  read_fields(in, field, [&](const Field& inner) {
+    switch (inner.number) {
+      case kDType:
+        dtype_number = read_number(inner, where);
+        break;
+      case kShape:
+        if (inner.type == Field::kVarint) {
+          add_dim(static_cast<int64_t>(inner.value));  // Not packed, which is allowed.
+        } else {
+          const size_t outer = in.enter(inner);
+          while (!in.at_end()) add_dim(static_cast<int64_t>(in.read_varint()));
+          in.leave(outer);
+        }
+        break;
+      case kNumValues:
+        leaf.num_values = read_number(inner, where);
+        break;
+      case kStart:
+        leaf.start = read_number(inner, where);
+        break;
+      case kLow:
+        leaf.low = in.read_string(inner, SIZE_MAX);
+        break;
+      case kHigh:
+        leaf.high = in.read_string(inner, SIZE_MAX);
+        break;
+      default:
+        in.skip(inner);
+    }
+  });
+  const auto dtype = dtype_from_number(dtype_number);
+  if (!dtype) refuse(where, "has the unknown dtype " + std::to_string(dtype_number));
   leaf.dtype = *dtype;
-  if (in.shape_size() > static_cast<int>(Space::kMaxRank)) {
-    refuse(where, "has " + std::to_string(in.shape_size()) + " dimensions, at most " +
-                      std::to_string(Space::kMaxRank) + " are allowed");
-  }
-  const std::span<const int64_t> dims(in.shape().data(), in.shape_size());
   const auto num_bytes = checked_num_bytes(leaf.dtype, dims);
   if (!num_bytes) refuse(where, "has a negative or overflowing shape");
   leaf.shape = Shape(dims);
-  const bool discrete = leaf.dtype == DType::kInt64 && leaf.shape.rank() == 0;
+  const bool discrete = leaf.dtype == DType::kInt64 && dims.empty();
   int64_t unused_last;
-  if (in.num_values() < 0 || (in.num_values() > 0 && !discrete) ||
-      (in.num_values() == 0 && in.start() != 0) ||
-      __builtin_add_overflow(in.start(), in.num_values(), &unused_last)) {
+  if (leaf.num_values < 0 || (leaf.num_values > 0 && !discrete) ||
+      (leaf.num_values == 0 && leaf.start != 0) ||
+      __builtin_add_overflow(leaf.start, leaf.num_values, &unused_last)) {
     refuse(where, "has num_values or start that only scalar int64 leaves may have");
   }
-  leaf.num_values = in.num_values();
-  leaf.start = in.start();
-  for (const std::string* bound : {&in.low(), &in.high()}) {
+  for (const std::string* bound : {&leaf.low, &leaf.high}) {
     if (!bound->empty() && bound->size() != *num_bytes) {
       refuse(where, "has a bound of " + std::to_string(bound->size()) +
                         " bytes, expected " + std::to_string(*num_bytes));
     }
   }
-  leaf.low = in.low();
-  leaf.high = in.high();
   return leaf;
 }
 
+Structure::Ptr read_space(MessageReader& in, const Field& field,
+                          const std::string& where, int depth,
+                          std::vector<LeafSpace>& leaves);
+
 // Containers without a leaf in them are refused: a few bytes would make many nodes.
-Structure::Ptr space_from_proto(const chimera::Space& in, const std::string& where,
-                                int depth, std::vector<LeafSpace>& leaves) {
+Structure::Ptr read_tuple(MessageReader& in, const Field& field,
+                          const std::string& where, int depth,
+                          std::vector<LeafSpace>& leaves) {
+  std::vector<Structure::Ptr> children;
+  read_fields(in, field, [&](const Field& inner) {
+    if (inner.number != 1) return in.skip(inner);
+    const std::string index = "[" + std::to_string(children.size()) + "]";
+    children.push_back(read_space(in, inner, where + index, depth + 1, leaves));
+  });
+  if (children.empty()) refuse(where, "has no leaf");
+  return Structure::tuple(std::move(children));
+}
+
+Structure::Ptr read_dict(MessageReader& in, const Field& field,
+                         const std::string& where, int depth,
+                         std::vector<LeafSpace>& leaves) {
+  std::vector<std::pair<std::string, Structure::Ptr>> children;
+  read_fields(in, field, [&](const Field& entry) {
+    if (entry.number != 1) return in.skip(entry);
+    std::string key;
+    Structure::Ptr value;
+    read_fields(in, entry, [&](const Field& inner) {
+      if (inner.number == 1 && !value) {
+        key = read_text(in, inner, where);
+      } else if (inner.number == 2 && !value) {
+        value = read_space(in, inner, where + "." + key, depth + 1, leaves);
+      } else if (inner.number <= 2) {
+        refuse(where, "has an entry with more than a key and then a value");
+      } else {
+        in.skip(inner);
+      }
+    });
+    if (!value) refuse(where, "has a key without a value");
+    // Strictly rising keys: leaves then stand in the order of their structure.
+    if (!children.empty() && children.back().first >= key) {
+      refuse(where, "has keys that are not sorted or not distinct");
+    }
+    children.emplace_back(std::move(key), std::move(value));
+  });
+  if (children.empty()) refuse(where, "has no leaf");
+  return Structure::dict(std::move(children));
+}
+
+Structure::Ptr read_space(MessageReader& in, const Field& field,
+                          const std::string& where, int depth,
+                          std::vector<LeafSpace>& leaves) {
   if (depth > Structure::kMaxDepth) refuse(where, "is nested too deeply");
-  const size_t leaves_before = leaves.size();
-  const auto not_empty = [&](Structure::Ptr structure) {
-    if (leaves.size() == leaves_before) refuse(where, "has no leaf");
-    return structure;
-  };
-  switch (in.kind_case()) {
-    case chimera::Space::kLeaf:
+  Structure::Ptr structure;
+  read_fields(in, field, [&](const Field& inner) {
+    if (inner.number > kDict) return in.skip(inner);
+    if (structure) refuse(where, "is more than one space");
+    if (inner.number == kLeaf) {
       if (leaves.size() == Space::kMaxLeaves) refuse(where, "is one leaf too many");
-      leaves.push_back(leaf_from_proto(in.leaf(), where));
-      return Structure::leaf();
-    case chimera::Space::kTuple: {
-      std::vector<Structure::Ptr> children;
-      for (const auto& item : in.tuple().items()) {
-        const std::string index = "[" + std::to_string(children.size()) + "]";
-        children.push_back(space_from_proto(item, where + index, depth + 1, leaves));
-      }
-      return not_empty(Structure::tuple(std::move(children)));
-    }
-    case chimera::Space::kDict: {
-      std::vector<std::pair<std::string, Structure::Ptr>> children;
-      for (const auto& entry : in.dict().entries()) {
-        // Strictly rising keys: leaves then stand in the order of their structure.
-        if (!children.empty() && children.back().first >= entry.key()) {
-          refuse(where, "has keys that are not sorted or not distinct");
-        }
-        children.emplace_back(entry.key(),
-                              space_from_proto(entry.value(), where + "." + entry.key(),
-                                               depth + 1, leaves));
-      }
-      return not_empty(Structure::dict(std::move(children)));
-    }
-    case chimera::Space::KIND_NOT_SET:
-      break;
-  }
-  refuse(where, "is neither a leaf nor a tuple nor a dict");
-}
-
-Space space_from_proto(const chimera::Space& in, const std::string& where) {
-  Space space;
-  space.structure = space_from_proto(in, where, 0, space.leaves);
-  return space;
-}
-
-// Reads the bytes fields of a submessage into their places. Each must come exactly once
-// (a repeated one: as often as there are views), with exactly the expected length.
-class FieldReader {
- public:
-  FieldReader(CodedInputStream& in, const char* message) : in_(in), message_(message) {}
-
-  void read(std::span<const std::span<const FieldView>> fields) {
-    size_t seen[8] = {};
-    while (const uint32_t tag = in_.ReadTag()) {
-      const uint32_t number = tag >> 3;
-      if (number < 1 || number > fields.size()) {
-        skip(tag);
-        continue;
-      }
-      if ((tag & 7) != kLengthDelimited) fail(number, "is not a bytes field");
-      const auto& views = fields[number - 1];
-      if (seen[number] == views.size()) fail(number, "comes too often");
-      read_bytes(number, views[seen[number]++]);
-    }
-    if (!in_.ConsumedEntireMessage()) throw ProtocolError(broken());
-    for (size_t number = 1; number <= fields.size(); ++number) {
-      if (seen[number] < fields[number - 1].size()) fail(number, "is missing");
-    }
-  }
-
-  void skip(uint32_t tag) {
-    if (tag >> 3 == 0) throw ProtocolError(broken());
-    int size;
-    switch (tag & 7) {
-      case 0: {
-        uint64_t unused_value;
-        if (in_.ReadVarint64(&unused_value)) return;
-        break;
-      }
-      case 1:
-        if (in_.Skip(8)) return;
-        break;
-      case 2:
-        if (in_.ReadVarintSizeAsInt(&size) && in_.Skip(size)) return;
-        break;
-      case 5:
-        if (in_.Skip(4)) return;
-        break;
-    }
-    throw ProtocolError(broken());
-  }
-
-  std::string broken() const { return std::string(message_) + ": truncated or broken"; }
-
- private:
-  [[noreturn]] void fail(uint32_t number, const std::string& what) const {
-    throw ProtocolError(std::string(message_) + ": field " + std::to_string(number) +
-                        " " + what);
-  }
-
-  void read_bytes(uint32_t number, const FieldView& view) {
-    int size;
-    if (!in_.ReadVarintSizeAsInt(&size)) throw ProtocolError(broken());
-    if (static_cast<size_t>(size) != view.num_bytes) {
-      fail(number, "has " + std::to_string(size) + " bytes, expected " +
-                       std::to_string(view.num_bytes));
-    }
-    if (!in_.ReadRaw(view.data, size)) throw ProtocolError(broken());
-    if (!view.is_bool) return;
-    for (size_t i = 0; i < view.num_bytes; ++i) {
-      view.data[i] = std::byte{view.data[i] != std::byte{0}};
-    }
-  }
-
-  CodedInputStream& in_;
-  const char* message_;
-};
-
-// Calls `read` on the one submessage of the message, which must be of this kind, or
-// `read_failure` where that is given and it is a Failure.
-template <class Read>
-void read_kind(MessageReader& message, const char* name, int kind, Read read,
-               std::string* failure = nullptr) {
-  CodedInputStream in(&message);
-  in.SetTotalBytesLimit(INT32_MAX);
-  FieldReader fields(in, name);
-  bool found = false;
-  while (const uint32_t tag = in.ReadTag()) {
-    const int number = static_cast<int>(tag >> 3);
-    const bool wanted = number == kind || (failure && number == kFailureKind);
-    if (!wanted || (tag & 7) != kLengthDelimited) {
-      if (number <= 3) throw ProtocolError(std::string("expected a message ") + name);
-      fields.skip(tag);
-      continue;
-    }
-    int size;
-    if (found || !in.ReadVarintSizeAsInt(&size)) {
-      throw ProtocolError(fields.broken());
-    }
-    const auto limit = in.PushLimit(size);
-    if (number == kind) {
-      read(fields);
+      leaves.push_back(read_leaf(in, inner, where));
+      structure = Structure::leaf();
+    } else if (inner.number == kTuple) {
+      structure = read_tuple(in, inner, where, depth, leaves);
     } else {
-      chimera::Failure parsed;
-      if (!parsed.MergeFromCodedStream(&in)) throw ProtocolError(fields.broken());
-      *failure = parsed.reason().empty() ? "no reason given" : parsed.reason();
+      structure = read_dict(in, inner, where, depth, leaves);
     }
-    if (in.BytesUntilLimit() != 0) throw ProtocolError(fields.broken());
-    in.PopLimit(limit);
-    found = true;
-  }
-  if (!in.ConsumedEntireMessage()) throw ProtocolError(fields.broken());
-  if (!found) throw ProtocolError(std::string("expected a message ") + name);
+  });
+  if (!structure) refuse(where, "is neither a leaf nor a tuple nor a dict");
+  return structure;
 }
 
-std::string version_error(const char* whose, uint32_t version) {
-  return std::string("the ") + whose + " speaks protocol version " +
-         std::to_string(version) + ", this side " + std::to_string(kProtocolVersion) +
-         "; run the same version of Chimera on both sides";
+// Reads the bytes fields 1, 2, ... of a submessage into their places. Each must come
+// exactly once (a repeated one: as often as there are views), with exactly its length.
+void read_arrays(MessageReader& in, const Field& field,
+                 std::span<const std::span<const FieldView>> views) {
+  size_t seen[8] = {};
+  const auto fail = [](uint32_t number, const std::string& what) {
+    throw ProtocolError("field " + std::to_string(number) + " " + what);
+  };
+  read_fields(in, field, [&](const Field& inner) {
+    if (inner.number > views.size()) return in.skip(inner);
+    if (inner.type != Field::kBytes) fail(inner.number, "is not a bytes field");
+    const auto& places = views[inner.number - 1];
+    if (seen[inner.number] == places.size()) fail(inner.number, "comes too often");
+    const FieldView& place = places[seen[inner.number]++];
+    if (inner.size != place.num_bytes) {
+      fail(inner.number, "has " + std::to_string(inner.size) + " bytes, expected " +
+                             std::to_string(place.num_bytes));
+    }
+    in.read(place.data, place.num_bytes);
+    if (!place.is_bool) return;
+    for (size_t i = 0; i < place.num_bytes; ++i) {
+      place.data[i] = std::byte{place.data[i] != std::byte{0}};
+    }
+  });
+  for (uint32_t number = 1; number <= views.size(); ++number) {
+    if (seen[number] < views[number - 1].size()) fail(number, "is missing");
+  }
+}
+
+std::string read_failure(MessageReader& in, const Field& field) {
+  std::string reason;
+  read_fields(in, field, [&](const Field& inner) {
+    if (inner.number != 1) return in.skip(inner);
+    reason = in.read_string(inner, SIZE_MAX);
+  });
+  return reason.empty() ? "no reason given" : reason;
+}
+
+void check_version(const char* whose, uint64_t version) {
+  if (version == kProtocolVersion) return;
+  throw VersionError(std::string("the ") + whose + " speaks protocol version " +
+                     std::to_string(version) + ", this side " +
+                     std::to_string(kProtocolVersion) +
+                     "; run the same version of Chimera on both sides");
 }
 
 }  // namespace
 
 std::string encode_hello(const std::string& run_id) {
-  chimera::ClientMessage message;
-  message.mutable_hello()->set_protocol_version(kProtocolVersion);
-  message.mutable_hello()->set_run_id(run_id);
-  return message.SerializeAsString();
+  std::string hello;
+  put_number(hello, 1, kProtocolVersion);
+  if (!run_id.empty()) put_bytes(hello, 2, run_id);
+  return as_message(kHello, hello);
 }
 
 std::string decode_hello(MessageReader& in) {
-  chimera::ClientMessage message;
-  if (!message.ParseFromZeroCopyStream(&in) || !message.has_hello()) {
-    throw ProtocolError("expected a message Hello");
-  }
-  const uint32_t version = message.hello().protocol_version();
-  if (version != kProtocolVersion) throw VersionError(version_error("client", version));
-  return message.hello().run_id();
+  std::string run_id;
+  read_message(in, "Hello", {kHello}, [&](const Field& field) {
+    uint64_t version = 0;
+    read_fields(in, field, [&](const Field& inner) {
+      if (inner.number == 1 && inner.type == Field::kVarint) {
+        version = inner.value;
+      } else if (inner.number == 2) {
+        run_id = in.read_string(inner);
+      } else {
+        in.skip(inner);
+      }
+    });
+    check_version("client", version);
+  });
+  return run_id;
 }
 
 std::string encode_welcome(const EnvSpec& spec) {
-  chimera::ServerMessage message;
-  chimera::Welcome& welcome = *message.mutable_welcome();
-  welcome.set_protocol_version(kProtocolVersion);
-  welcome.set_num_envs(static_cast<uint32_t>(spec.num_envs));
+  std::string welcome;
+  put_number(welcome, kVersion, kProtocolVersion);
+  put_number(welcome, kNumEnvs, spec.num_envs);
   size_t next_leaf = 0;
-  space_to_proto(*spec.observation.structure, spec.observation.leaves, next_leaf,
-                 *welcome.mutable_observation());
+  put_bytes(
+      welcome, kObservation,
+      encode_space(*spec.observation.structure, spec.observation.leaves, next_leaf));
   next_leaf = 0;
-  space_to_proto(*spec.action.structure, spec.action.leaves, next_leaf,
-                 *welcome.mutable_action());
-  welcome.set_description(spec.description);
-  return message.SerializeAsString();
+  put_bytes(welcome, kActions,
+            encode_space(*spec.action.structure, spec.action.leaves, next_leaf));
+  put_bytes(welcome, kText, spec.description);
+  return as_message(kWelcome, welcome);
 }
 
 EnvSpec decode_welcome(MessageReader& in, size_t max_message_bytes) {
-  chimera::ServerMessage message;
-  if (!message.ParseFromZeroCopyStream(&in)) {
-    throw ProtocolError("expected a message Welcome");
-  }
-  if (message.has_failure()) throw ServerFailure(message.failure().reason());
-  if (!message.has_welcome()) throw ProtocolError("expected a message Welcome");
-  const chimera::Welcome& welcome = message.welcome();
-  if (welcome.protocol_version() != kProtocolVersion) {
-    throw VersionError(version_error("server", welcome.protocol_version()));
-  }
   EnvSpec spec;
-  spec.num_envs = welcome.num_envs();
+  spec.num_envs = 0;
+  uint64_t version = 0;
+  std::string failure;
+  auto read_one = [&](const Field& field, const char* where, Space& space) {
+    if (!space.leaves.empty()) refuse(where, "is given twice");
+    space.structure = read_space(in, field, where, 0, space.leaves);
+  };
+  read_message(in, "Welcome", {kWelcome, kFailure}, [&](const Field& field) {
+    if (field.number == kFailure) {
+      failure = read_failure(in, field);
+      return;
+    }
+    read_fields(in, field, [&](const Field& inner) {
+      switch (inner.number) {
+        case kVersion:
+          version = read_number(inner, "protocol_version");
+          break;
+        case kNumEnvs:
+          spec.num_envs = read_number(inner, "num_envs");
+          break;
+        case kObservation:
+          check_version("server",
+                        version);  // Before anything that it may have changed.
+          read_one(inner, "observation", spec.observation);
+          break;
+        case kActions:
+          read_one(inner, "action", spec.action);
+          break;
+        case kText:
+          spec.description = read_text(in, inner, "description");
+          break;
+        default:
+          in.skip(inner);
+      }
+    });
+    check_version("server", version);
+  });
+  if (!failure.empty()) throw ServerFailure(failure);
   if (spec.num_envs < 1 || spec.num_envs > EnvSpec::kMaxEnvs) {
     refuse("num_envs", "is " + std::to_string(spec.num_envs));
   }
-  spec.observation = space_from_proto(welcome.observation(), "observation");
-  spec.action = space_from_proto(welcome.action(), "action");
-  spec.description = welcome.description();
   for (const Space* space : {&spec.observation, &spec.action}) {
+    const bool is_action = space == &spec.action;
+    if (space->leaves.empty())
+      refuse(is_action ? "action" : "observation", "is missing");
     const size_t limit = max_message_bytes / spec.num_envs;
     size_t total = 0;  // Of at most kMaxLeaves times limit + 1: far from an overflow.
     for (const LeafSpace& leaf : space->leaves) {
       total += std::min(leaf.num_bytes(), limit + 1);
     }
-    const bool is_action = space == &spec.action;
     if (total <= limit) {
       total =
           is_action ? action_message(spec).num_bytes() : step_message(spec).num_bytes();
@@ -334,9 +460,9 @@ EnvSpec decode_welcome(MessageReader& in, size_t max_message_bytes) {
 }
 
 std::string encode_failure(const std::string& reason) {
-  chimera::ServerMessage message;
-  message.mutable_failure()->set_reason(reason);
-  return message.SerializeAsString();
+  std::string failure;
+  put_bytes(failure, 1, reason);
+  return as_message(kFailure, failure);
 }
 
 FixedMessage::FixedMessage(int kind, std::span<const int> field_numbers,
@@ -344,12 +470,11 @@ FixedMessage::FixedMessage(int kind, std::span<const int> field_numbers,
   std::vector<std::string> heads;
   size_t inner = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    heads.push_back(varint(make_tag(field_numbers[i])) +
-                    varint(static_cast<uint32_t>(sizes[i])));
+    put_head(heads.emplace_back(), field_numbers[i], sizes[i]);
     inner += heads.back().size() + sizes[i];
   }
-  const std::string outer =
-      varint(make_tag(kind)) + varint(static_cast<uint32_t>(inner));
+  std::string outer;
+  put_head(outer, kind, inner);
   frame_.emplace_back(0, outer);
   num_bytes_ = outer.size();
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -378,7 +503,7 @@ FixedMessage step_message(const EnvSpec& spec) {
     numbers.push_back(i + 2);
     sizes.push_back(spec.num_envs * small[i]);
   }
-  return FixedMessage(kStepKind, numbers, sizes);
+  return FixedMessage(kStep, numbers, sizes);
 }
 
 StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data) {
@@ -405,7 +530,7 @@ FixedMessage action_message(const EnvSpec& spec) {
     numbers.push_back(1);
     sizes.push_back(spec.num_envs * leaf.num_bytes());
   }
-  return FixedMessage(kActionKind, numbers, sizes);
+  return FixedMessage(kAction, numbers, sizes);
 }
 
 void decode_step(MessageReader& message, const StepView& view) {
@@ -415,14 +540,20 @@ void decode_step(MessageReader& message, const StepView& view) {
       {&view.episode_step, 1},
   };
   std::string failure;
-  read_kind(
-      message, "Step", kStepKind, [&](FieldReader& in) { in.read(fields); }, &failure);
+  read_message(message, "Step", {kStep, kFailure}, [&](const Field& field) {
+    if (field.number == kFailure) {
+      failure = read_failure(message, field);
+    } else {
+      read_arrays(message, field, fields);
+    }
+  });
   if (!failure.empty()) throw ServerFailure(failure);
 }
 
 void decode_action(MessageReader& message, const std::vector<FieldView>& view) {
   const std::span<const FieldView> fields[] = {view};
-  read_kind(message, "Action", kActionKind, [&](FieldReader& in) { in.read(fields); });
+  read_message(message, "Action", {kAction},
+               [&](const Field& field) { read_arrays(message, field, fields); });
 }
 
 }  // namespace beast

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <google/protobuf/io/zero_copy_stream.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,16 +9,13 @@
 #include <vector>
 
 #include "env_spec.h"
+#include "message_reader.h"
 
 namespace beast {
 
-// Messages of rpcenv.proto. Handshakes go through protobuf; steps and actions are
-// written and read here, straight from and to where the arrays belong: protobuf would
-// copy each frame once more on either side. What comes from outside is checked before
-// it is used; whatever is wrong with it is a ProtocolError.
-struct ProtocolError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+// Messages of rpcenv.proto, written and read straight from and to where the arrays
+// belong. What comes from outside is checked before it is used; whatever is wrong with
+// it is a ProtocolError.
 
 // What a server said in a Failure: its environment raised.
 struct ServerFailure : std::runtime_error {
@@ -33,7 +28,6 @@ struct VersionError : ProtocolError {
 
 constexpr uint32_t kProtocolVersion = 1;
 constexpr char kStreamMethod[] = "/chimera.RpcEnv/Stream";
-using MessageReader = google::protobuf::io::ZeroCopyInputStream;
 
 std::string encode_hello(const std::string& run_id);
 std::string decode_hello(MessageReader& message);  // The run id.
