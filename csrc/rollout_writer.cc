@@ -195,6 +195,13 @@ void RolloutWriter::answer(const Nest& outputs, int64_t begin, int64_t end) {
     agent_rows_ = pool_.allocate(agent_fields_);
   }
   check_alike(outputs, *outputs_signature_, 1);
+  if (begin < 0 || end - begin != spec_.num_envs ||
+      (!outputs.leaves.empty() && end > outputs.leaves[0].shape[1])) {
+    throw std::invalid_argument(
+        "the outputs of inference: expected a row for each of " +
+        std::to_string(spec_.num_envs) + " environments, got " +
+        std::to_string(end - begin));
+  }
   if (t_ == num_rows_ - 1) {
     next_start_state_ = allocate_like(Signature::of(state_), pool_);
     copy_all(state_, next_start_state_);

@@ -22,6 +22,10 @@ std::string read_file(const std::string& path, const char* what) {
     throw std::invalid_argument("cannot read the " + std::string(what) + " file " +
                                 path);
   }
+  if (text.str().find("-----BEGIN ") == std::string::npos) {
+    throw std::invalid_argument("the " + std::string(what) + " file " + path +
+                                " holds no PEM (\"-----BEGIN ...\")");
+  }
   return text.str();
 }
 

@@ -2,6 +2,7 @@
 #include "wire.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace beast {
 namespace {
@@ -260,25 +261,26 @@ Structure::Ptr read_dict(MessageReader& in, const Field& field,
   std::vector<std::pair<std::string, Structure::Ptr>> children;
   read_fields(in, field, [&](const Field& entry) {
     if (entry.number != 1) return in.skip(entry);
-    std::string key;
+    std::optional<std::string> key;
     Structure::Ptr value;
     read_fields(in, entry, [&](const Field& inner) {
-      if (inner.number == 1 && !value) {
+      if (inner.number == 1 && !key) {
         key = read_text(in, inner, where);
       } else if (inner.number == 2 && !value) {
-        value = read_space(in, inner, where + "." + key, depth + 1, leaves);
+        value =
+            read_space(in, inner, where + "." + key.value_or("?"), depth + 1, leaves);
       } else if (inner.number <= 2) {
-        refuse(where, "has an entry with more than a key and then a value");
+        refuse(where, "has an entry with two keys or values");
       } else {
         in.skip(inner);
       }
     });
     if (!value) refuse(where, "has a key without a value");
     // Strictly rising keys: leaves then stand in the order of their structure.
-    if (!children.empty() && children.back().first >= key) {
+    if (!children.empty() && children.back().first >= key.value_or("")) {
       refuse(where, "has keys that are not sorted or not distinct");
     }
-    children.emplace_back(std::move(key), std::move(value));
+    children.emplace_back(key.value_or(""), std::move(value));
   });
   if (children.empty()) refuse(where, "has no leaf");
   return Structure::dict(std::move(children));
@@ -417,8 +419,8 @@ EnvSpec decode_welcome(MessageReader& in, size_t max_message_bytes) {
           spec.num_envs = read_number(inner, "num_envs");
           break;
         case kObservation:
-          check_version("server",
-                        version);  // Before anything that it may have changed.
+          // Before anything that another version may have changed.
+          if (version != 0) check_version("server", version);
           read_one(inner, "observation", spec.observation);
           break;
         case kActions:
