@@ -144,6 +144,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
           break;
       }
     } catch (const ServerFailure& error) {
+      context_->TryCancel();  // It should end the call now, but who knows.
       fail_stream("the environment raised:\n" + std::string(error.what()));
     } catch (const VersionError& error) {
       fail_run(

@@ -30,7 +30,7 @@ class ActorPool {
     std::shared_ptr<BatchingQueue> learner_queue;
     std::shared_ptr<DynamicBatcher> inference_batcher;
     std::vector<std::string> addresses;
-    Nest initial_agent_state;  // Arrays [layers, 1, ...]; may have no leaves.
+    Nest initial_agent_state = Nest::tuple({});  // Arrays [layers, 1, ...], or none.
     std::string run_id;
     Security security;
     size_t max_message_bytes = size_t{64} << 20;
