@@ -570,7 +570,6 @@ ActorPool::~ActorPool() {
 
 void ActorPool::run(const Tick& tick) {
   State& state = *state_;
-  keep_freed_memory();
   std::vector<std::shared_ptr<Stream>> streams;
   {
     std::lock_guard lock(state.mu);

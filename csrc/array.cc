@@ -146,6 +146,7 @@ void copy_rows(const Array& source, int64_t begin, int64_t end, const Array& tar
   }
   size_t row_bytes = itemsize(source.dtype);
   for (size_t i = dim + 1; i < source.shape.rank(); ++i) row_bytes *= source.shape[i];
+  if (row_bytes == 0) return;  // Data may be null, and the other dimensions anything.
   int64_t num_runs = 1;
   for (size_t i = 0; i < dim; ++i) num_runs *= source.shape[i];
   const size_t source_step = source.shape[dim] * row_bytes;

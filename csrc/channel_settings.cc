@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel_settings.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
@@ -69,6 +70,7 @@ ReceivedMessage::ReceivedMessage(const grpc::ByteBuffer& buffer)
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
                                             const Security& security,
                                             size_t max_message_bytes) {
+  prepare_process();
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : kClientArguments) arguments.SetInt(name, value);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
@@ -87,11 +89,16 @@ void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes) {
   }
 }
 
-void keep_freed_memory() {
+void prepare_process() {
+  static const bool unused_done = [] {
+    grpc_init();
 #ifdef __GLIBC__
-  mallopt(M_TRIM_THRESHOLD, 256 << 20);
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
 #endif
+    return true;
+  }();
+  static_cast<void>(unused_done);
 }
 
 void check_max_message_bytes(size_t bytes) {

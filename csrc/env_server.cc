@@ -430,7 +430,7 @@ void EnvServer::start() {
   if (state.started) throw std::invalid_argument("the server was started already");
   const Options& options = state.options;
   check_socket_is_free(options.address);
-  keep_freed_memory();
+  prepare_process();
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(options.address, server_credentials(options.security),

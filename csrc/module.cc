@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // libbeast's Python face. Only translation: every method that may wait or take a lock
 // is bound with the GIL released; the arguments and results are made while it is held.
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <thread>
 
 #include "actor_pool.h"
 #include "batching_queue.h"
@@ -11,6 +16,7 @@
 #include "log.h"
 #include "probe.h"
 #include "python_env.h"
+#include "python_gil.h"
 #include "python_nest.h"
 
 namespace py = pybind11;
@@ -18,12 +24,17 @@ namespace py = pybind11;
 namespace beast {
 namespace {
 
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+using ReleaseGil = py::call_guard<WithoutGil>;
 using OptionalString = std::optional<std::string>;
 
-// Lets Ctrl-C end a wait of the main thread.
+// Lets Ctrl-C end a wait of the main thread; others have no signals to look for.
 void check_signals() {
-  py::gil_scoped_acquire gil;
+#ifdef __linux__
+  if (gettid() != getpid()) return;
+#else
+  if (pthread_main_np() == 0) return;
+#endif
+  WithGil gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
@@ -60,7 +71,7 @@ BufferPool::Hooks pinning(bool pin_memory) {
   }
   BufferPool::Hooks hooks;
   hooks.allocated = [cudart](void* data, size_t size) {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     const py::object error =
         cudart().attr("cudaHostRegister")(reinterpret_cast<uintptr_t>(data), size, 0);
     if (py::int_(error).cast<int>() != 0) {
@@ -69,7 +80,7 @@ BufferPool::Hooks pinning(bool pin_memory) {
     }
   };
   hooks.freed = [cudart](void* data) {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     cudart().attr("cudaHostUnregister")(reinterpret_cast<uintptr_t>(data));
   };
   return hooks;
@@ -100,7 +111,7 @@ struct BatchIterator {
     try {
       std::shared_ptr<Batch> batch;
       try {
-        py::gil_scoped_release no_gil;
+        WithoutGil no_gil;
         batch = (*me->batcher)->next_batch(check_signals);
       } catch (const ClosedBatchingQueue&) {
         return nullptr;  // With no exception set: the end.
@@ -124,13 +135,13 @@ struct BatchIterator {
         if (keep.value != nullptr)
           text = py::str("inference raised {!r}").format(py::handle(keep.value));
         const auto reason = text.cast<std::string>();
-        py::gil_scoped_release no_gil;
+        WithoutGil no_gil;
         batch->fail(reason);
       }
     }
     delete me->last;
     {
-      py::gil_scoped_release no_gil;  // The last owner closes the batcher.
+      WithoutGil no_gil;  // The last owner closes the batcher.
       delete me->batcher;
     }
     PyTypeObject* type = Py_TYPE(self);
@@ -187,7 +198,7 @@ void bind_queues(py::module_& m) {
           "enqueue",
           [](BatchingQueue& self, py::object item) {
             Nest nest = nest_from_python(item);
-            py::gil_scoped_release no_gil;
+            WithoutGil no_gil;
             self.enqueue(std::move(nest), check_signals);
           },
           py::arg("item"))
@@ -203,7 +214,7 @@ void bind_queues(py::module_& m) {
       .def("__next__", [](BatchingQueue& self) {
         Nest batch;
         try {
-          py::gil_scoped_release no_gil;
+          WithoutGil no_gil;
           batch = self.dequeue(check_signals);
         } catch (const ClosedBatchingQueue&) {
           throw py::stop_iteration();
@@ -218,7 +229,7 @@ void bind_queues(py::module_& m) {
           "set_outputs",
           [](Batch& self, py::object outputs) {
             const Nest nest = nest_from_python(outputs);
-            py::gil_scoped_release no_gil;
+            WithoutGil no_gil;
             self.set_outputs(nest);
           },
           py::arg("outputs"))
@@ -231,7 +242,7 @@ void bind_queues(py::module_& m) {
             type.is_none()
                 ? "the batch was left without outputs"
                 : py::str("inference raised {!r}").format(value).cast<std::string>();
-        py::gil_scoped_release no_gil;
+        WithoutGil no_gil;
         self.fail(reason);
       });
 
@@ -252,7 +263,7 @@ void bind_queues(py::module_& m) {
             Nest nest = nest_from_python(inputs);
             Nest outputs;
             {
-              py::gil_scoped_release no_gil;
+              WithoutGil no_gil;
               outputs = self.compute(std::move(nest), check_signals);
             }
             return nest_to_python(outputs);
@@ -329,7 +340,7 @@ void bind_spec(py::module_& m) {
          size_t max_message_bytes) {
         Security secured = security(token, tls_cert, tls_key, tls_ca);
         secured.server_name = tls_server_name.value_or("");
-        py::gil_scoped_release no_gil;
+        WithoutGil no_gil;
         return probe(address, secured, seconds(timeout_s, "timeout_s"),
                      max_message_bytes, check_signals);
       },
@@ -339,6 +350,9 @@ void bind_spec(py::module_& m) {
       py::arg("tls_server_name") = py::none(),
       py::arg("max_message_bytes") = size_t{64} << 20);
 }
+
+std::mutex servers_mu;
+std::vector<std::weak_ptr<EnvServer>> servers;  // Guarded by servers_mu.
 
 void bind_server(py::module_& m) {
   py::class_<EnvServer, std::shared_ptr<EnvServer>>(m, "Server")
@@ -369,13 +383,17 @@ void bind_server(py::module_& m) {
             options.max_message_bytes = max_message_bytes;
             options.security = security(token, tls_cert, tls_key, tls_ca);
             options.security.insecure = insecure;
-            py::gil_scoped_release no_gil;
+            WithoutGil no_gil;
             // Stopping waits for threads that need the GIL.
-            return std::shared_ptr<EnvServer>(new EnvServer(std::move(options)),
+            std::shared_ptr<EnvServer> server(new EnvServer(std::move(options)),
                                               [](EnvServer* server) {
-                                                py::gil_scoped_release no_gil;
+                                                WithoutGil no_gil;
                                                 delete server;
                                               });
+            std::lock_guard lock(servers_mu);
+            std::erase_if(servers, [](const auto& weak) { return weak.expired(); });
+            servers.push_back(server);
+            return server;
           }),
           py::arg("env_class"), py::arg("server_address"), py::kw_only(),
           py::arg("num_envs") = 1, py::arg("seed") = 0, py::arg("num_threads") = 1,
@@ -445,7 +463,7 @@ void bind_pool(py::module_& m) {
              options.step_timeout = seconds(step_timeout_s, "step_timeout_s");
              options.max_failures = max_failures;
              options.num_threads = num_threads;
-             py::gil_scoped_release no_gil;
+             WithoutGil no_gil;
              return std::make_shared<ActorPool>(std::move(options));
            }),
            py::arg("unroll_length"), py::arg("learner_queue"),
@@ -466,15 +484,38 @@ void bind_pool(py::module_& m) {
       .def("stats", [](const ActorPool& self) {
         ActorPool::Stats stats;
         {
-          py::gil_scoped_release no_gil;
+          WithoutGil no_gil;
           stats = self.stats();
         }
         return stats_to_python(stats);
       });
 }
 
+// Before Python ends: no server calls it any more, no thread of ours wants the GIL.
+void end_with_interpreter() {
+  {
+    WithoutGil no_gil;
+    std::lock_guard lock(servers_mu);
+    for (const auto& weak : servers) {
+      const auto server = weak.lock();
+      if (!server) continue;
+      try {
+        server->stop(std::chrono::seconds(1));
+      } catch (const TimeoutError& error) {
+        log(LogLevel::kWarning, error.what());
+      }
+    }
+  }
+  set_log_sink(nullptr);
+  interpreter_ends = true;
+  // For a moment, for those who are about to get it: the flag comes too late for them.
+  PyThreadState* state = PyEval_SaveThread();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  PyEval_RestoreThread(state);
+}
+
 void log_to_python(LogLevel level, const std::string& message) {
-  py::gil_scoped_acquire gil;
+  WithGil gil;
   try {
     py::module_::import("logging")
         .attr("getLogger")("chimera.libbeast")
@@ -505,7 +546,6 @@ PYBIND11_MODULE(libbeast, m) {
   bind_server(m);
   bind_pool(m);
   set_log_sink(log_to_python);
-  // Threads that a stop left behind must not log into an interpreter that ends.
   py::module_::import("atexit").attr("register")(
-      py::cpp_function([] { set_log_sink(nullptr); }));
+      py::cpp_function(&end_with_interpreter));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "log.h"
+#include "python_gil.h"
 #include "python_nest.h"
 
 namespace py = pybind11;
@@ -25,7 +26,7 @@ class ThreadState {
     static_cast<void>(state);
   }
   ~ThreadState() {
-    if (!Py_IsInitialized()) return;
+    if (interpreter_ends || !Py_IsInitialized()) return;
     PyEval_RestoreThread(saved_);
     PyGILState_Release(gil_);
   }
@@ -41,7 +42,7 @@ class ThreadState {
 template <class Fn>
 auto with_gil(Fn fn) {
   ThreadState::keep();
-  py::gil_scoped_acquire gil;
+  WithGil gil;
   try {
     return fn();
   } catch (const py::error_already_set& error) {
@@ -344,7 +345,7 @@ class PlainEnvironments : public Environment {
   }
 
   ~PlainEnvironments() override {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     for (const py::object& env : envs_) close_quietly(env);
     envs_.clear();
     steps_.clear();
@@ -442,7 +443,7 @@ class VectorEnvironment : public Environment {
   }
 
   ~VectorEnvironment() override {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     close_quietly(env_);
     env_ = {};
     observations_.reset();

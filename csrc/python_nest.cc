@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "buffer_pool.h"
+#include "python_gil.h"
 
 namespace py = pybind11;
 
@@ -111,7 +112,7 @@ Array array_from_dlpack(py::handle object, const std::string& path) {
   // From here on the array has the tensor, and the capsule no longer.
   PyCapsule_SetName(capsule.ptr(), kUsedCapsule);
   array.owner = std::shared_ptr<void>(managed, [](void* pointer) {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     auto* managed = static_cast<DLManagedTensor*>(pointer);
     if (managed->deleter != nullptr) managed->deleter(managed);
   });
@@ -282,7 +283,7 @@ py::object build(const Structure& structure, const std::vector<Array>& leaves,
 
 std::shared_ptr<void> keep_alive(py::object object) {
   return std::shared_ptr<void>(object.release().ptr(), [](void* pointer) {
-    py::gil_scoped_acquire gil;
+    WithGil gil;
     Py_DECREF(static_cast<PyObject*>(pointer));
   });
 }

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace beast {
+
+// Taking and giving back the GIL, also by threads that outlive the interpreter. Python
+// ends a thread that wants the GIL after its own end by tearing it out of its
+// functions, which C++ answers with abort(): a daemon thread would turn every exit into
+// a crash. Here such a thread sleeps until the process is gone.
+
+inline std::atomic<bool> interpreter_ends{false};  // Set by libbeast's atexit handler.
+
+inline void sleep_if_interpreter_ends() {
+  while (interpreter_ends) pause();
+}
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    sleep_if_interpreter_ends();
+    PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+class WithGil {
+ public:
+  WithGil() {
+    sleep_if_interpreter_ends();
+    state_ = PyGILState_Ensure();
+  }
+  ~WithGil() { PyGILState_Release(state_); }
+  WithGil(const WithGil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+}  // namespace beast
