@@ -57,7 +57,7 @@ void MessageReader::read(std::byte* target, size_t size) {
   while (size > 0) {
     const auto& piece = pieces_[piece_];
     const size_t part = std::min(size, piece.size() - offset_);
-    std::memcpy(target, piece.data() + offset_, part);
+    if (part > 0) std::memcpy(target, piece.data() + offset_, part);
     target += part;
     size -= part;
     offset_ += part;

@@ -164,6 +164,15 @@ bool is_utf8(const std::string& text) {
   return true;
 }
 
+// For people to see, whatever it is.
+std::string readable(std::string text) {
+  if (is_utf8(text)) return text;
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return text;
+}
+
 std::string read_text(MessageReader& in, const Field& field, const std::string& where) {
   std::string text = in.read_string(field);
   if (!is_utf8(text)) refuse(where, "has a text that is not UTF-8");
@@ -343,7 +352,7 @@ std::string read_failure(MessageReader& in, const Field& field) {
     if (inner.number != 1) return in.skip(inner);
     reason = in.read_string(inner, SIZE_MAX);
   });
-  return reason.empty() ? "no reason given" : reason;
+  return reason.empty() ? "no reason given" : readable(std::move(reason));
 }
 
 void check_version(const char* whose, uint64_t version) {
@@ -371,7 +380,7 @@ std::string decode_hello(MessageReader& in) {
       if (inner.number == 1 && inner.type == Field::kVarint) {
         version = inner.value;
       } else if (inner.number == 2) {
-        run_id = in.read_string(inner);
+        run_id = readable(in.read_string(inner));
       } else {
         in.skip(inner);
       }
