@@ -598,7 +598,10 @@ std::string format_error(const py::error_already_set& error) {
         py::module_::import("traceback")
             .attr("format_exception")(error.type(), error.value(), error.trace());
     // As bytes: a text with half a character in it (odd file names) is no UTF-8.
-    return py::str("").attr("join")(lines).attr("encode")("utf-8", "backslashreplace").cast<std::string>();
+    return py::str("")
+        .attr("join")(lines)
+        .attr("encode")("utf-8", "backslashreplace")
+        .cast<std::string>();
   } catch (const py::error_already_set&) {
     return error.what();
   }
