@@ -426,7 +426,7 @@ EnvServer::~EnvServer() {
 
 void EnvServer::start() {
   State& state = *state_;
-  std::lock_guard lock(state.mu);
+  std::unique_lock lock(state.mu);
   if (state.started) throw std::invalid_argument("the server was started already");
   const Options& options = state.options;
   check_socket_is_free(options.address);
@@ -452,7 +452,6 @@ void EnvServer::start() {
                     std::to_string(port);
   }
   state.started = true;
-  Stream::accept_next(state);
   for (int i = 0; i < options.num_threads; ++i) {
     ++state.num_working;
     state.threads.emplace_back([self = state_, i] {
@@ -460,6 +459,8 @@ void EnvServer::start() {
       self->work(self);
     });
   }
+  lock.unlock();  // A stream takes its own lock first, then this one.
+  Stream::accept_next(state);
 }
 
 void EnvServer::wait(const Tick& tick) {

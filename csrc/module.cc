@@ -98,6 +98,19 @@ Security security(const OptionalString& token, const OptionalString& tls_cert,
 
 using Batch = DynamicBatcher::Batch;
 
+// Never throws: what it tells of may be unable to show itself.
+std::string describe_exception(py::handle type, py::handle value) {
+  try {
+    return py::str("inference raised {!r}")
+        .format(value)
+        .attr("encode")("utf-8", "backslashreplace")
+        .cast<std::string>();
+  } catch (const std::exception&) {
+    return std::string("inference raised ") +
+           reinterpret_cast<PyTypeObject*>(type.ptr())->tp_name;
+  }
+}
+
 // Iterates over batches. A class of Python's own, not pybind11's, because its end tells
 // why a loop was left: an exception that leaves `for batch in batcher` takes the
 // iterator off the stack while it is still set. Whoever waits for the batch is told
@@ -131,10 +144,8 @@ struct BatchIterator {
     if (PyErr_Occurred() != nullptr) {
       py::error_scope keep;
       if (auto batch = me->last->lock()) {
-        py::str text("inference raised an exception");
-        if (keep.value != nullptr)
-          text = py::str("inference raised {!r}").format(py::handle(keep.value));
-        const auto reason = text.cast<std::string>();
+        const std::string reason = describe_exception(
+            keep.type, keep.value != nullptr ? keep.value : keep.type);
         WithoutGil no_gil;
         batch->fail(reason);
       }
@@ -238,10 +249,8 @@ void bind_queues(py::module_& m) {
       .def("__len__", &Batch::num_rows)
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](Batch& self, py::handle type, py::handle value, py::handle) {
-        const std::string reason =
-            type.is_none()
-                ? "the batch was left without outputs"
-                : py::str("inference raised {!r}").format(value).cast<std::string>();
+        const std::string reason = type.is_none() ? "the batch was left without outputs"
+                                                  : describe_exception(type, value);
         WithoutGil no_gil;
         self.fail(reason);
       });
