@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "channel_settings.h"
 #include "log.h"
@@ -30,27 +31,47 @@ int default_num_threads() {
 
 }  // namespace
 
-// A completion queue, and the thread that alone works on its streams. Others hand
-// streams over to it with post(): gRPC is fastest where one thread makes all the calls,
-// and many streams that are answered at once cost one wake-up.
+// A completion queue and those who work on its streams, one thread at a time: gRPC is
+// fastest where one thread makes all the calls. That is the loop's own thread; but
+// where inference is quick, its thread does this work too while it waits for rows
+// (help), and a step takes no wake-up from thread to thread. The own thread sleeps
+// then, and comes back when the other has not been seen for kAway.
 class ActorPool::Loop {
  public:
-  void run();
+  void run();  // The own thread's, until shutdown().
+  bool help(Clock::time_point until, std::optional<Clock::duration> away);
+  void wake();                                // Of any thread: ends a wait for events.
   void post(std::shared_ptr<Stream> stream);  // Of any thread: send its action.
-  // Of this loop's thread: the stream has a row, to be submitted with those of others
-  // whose messages have come already. Bigger batches are cheaper ones.
+  // Of who works: the stream has a row, to be submitted with those of others whose
+  // messages have come already. Bigger batches are cheaper ones.
   void submit_soon(Stream* stream) { to_submit_.push_back(stream); }
   void shutdown();
   grpc::CompletionQueue* cq() { return &cq_; }
 
  private:
+  // Inference that takes less is quick. Above, the own thread works at the same time.
+  static constexpr std::chrono::microseconds kQuick{200};
+  static constexpr std::chrono::milliseconds kAway{10};
+
+  // Sends what was posted, or waits for an event; handles all that have come, submits
+  // what they brought. False after shutdown(), when nothing is left. Needs working_.
+  bool work(Clock::time_point until);
+  void send_posted(std::unique_lock<std::mutex>& lock);  // Needs mu_; gives it back.
+
   grpc::CompletionQueue cq_;
-  grpc::Alarm kick_;  // Its tag is this loop.
-  std::vector<Stream*> to_submit_;
+  std::mutex working_;              // Held by who works.
+  std::vector<Stream*> to_submit_;  // Guarded by working_.
+  grpc::Alarm kick_;                // Its tag is this loop.
   std::mutex mu_;
+  std::condition_variable changed_;
   std::vector<std::shared_ptr<Stream>> posted_;  // Guarded by mu_, as all below.
+  bool is_waiting_ = false;                      // For events: a post must end that.
   bool is_kicked_ = false;
   bool is_shut_down_ = false;
+  bool is_helped_ = false;    // Somebody is in help().
+  bool was_refused_ = false;  // The own thread was at work then, and must go on.
+  Clock::time_point last_help_;
+  Clock::duration mean_away_ = 4 * kQuick;  // Of inference, with a batch.
 };
 
 struct ActorPool::State {
@@ -119,6 +140,10 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     }
     if (next_ == Next::kBackedOff) return begin_call();
     if (next_ == Next::kFinished) return on_finished();
+    if (!ok && (next_ == Next::kHelloWritten || next_ == Next::kActionWritten)) {
+      num_to_drain_ = kMaxDrained;
+      return read(Next::kDrained);
+    }
     if (!ok) return finish();
     try {
       switch (next_) {
@@ -138,6 +163,10 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
           break;
         case Next::kStep:
           on_step();
+          break;
+        case Next::kDrained:
+          if (--num_to_drain_ == 0) context_->TryCancel();
+          read(Next::kDrained);
           break;
         case Next::kBackedOff:
         case Next::kFinished:
@@ -219,8 +248,10 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     kWelcome,
     kStep,
     kActionWritten,
+    kDrained,  // Read after a write failed: gRPC tells why only after the last message.
     kFinished,
   };
+  static constexpr int kMaxDrained = 100;
 
   void begin_call() {
     if (pool_.stopping) return release();
@@ -411,6 +442,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   grpc::Status status_;
   std::optional<FixedMessage> action_message_;
   std::optional<RolloutWriter> writer_;
+  int num_to_drain_ = 0;
   bool had_step_ = false;
   bool is_failure_ = false;
   std::string reason_;  // Why it ends, where that is known here.
@@ -420,39 +452,104 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
 };
 
 void ActorPool::Loop::run() {
+  while (true) {
+    {
+      std::lock_guard working(working_);
+      if (!work(Clock::now() + kTickInterval)) return;
+    }
+    std::unique_lock lock(mu_);
+    while (!is_shut_down_ && !was_refused_ && mean_away_ <= kQuick &&
+           (is_helped_ || Clock::now() - last_help_ < kAway)) {
+      changed_.wait_for(lock, kAway);
+    }
+    was_refused_ = false;
+  }
+}
+
+bool ActorPool::Loop::help(Clock::time_point until,
+                           std::optional<Clock::duration> away) {
+  {
+    std::lock_guard lock(mu_);
+    if (away) mean_away_ += (*away - mean_away_) / 8;
+    if (mean_away_ > kQuick || is_shut_down_) {
+      changed_.notify_one();
+      return false;
+    }
+    is_helped_ = true;
+  }
+  bool has_worked = false;
+  std::unique_lock working(working_, std::try_to_lock);
+  const bool is_refused = !working;
+  if (working) {
+    has_worked = work(until);
+    working.unlock();
+  }
+  std::lock_guard lock(mu_);
+  is_helped_ = false;
+  last_help_ = Clock::now();
+  if (is_refused) {
+    was_refused_ = true;
+    changed_.notify_one();
+  }
+  return has_worked;
+}
+
+bool ActorPool::Loop::work(Clock::time_point until) {
   const gpr_timespec no_wait = gpr_inf_past(GPR_CLOCK_MONOTONIC);
-  std::vector<std::shared_ptr<Stream>> posted;
+  gpr_timespec deadline = no_wait;
+  std::unique_lock lock(mu_);
+  if (posted_.empty()) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now());
+    deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                            gpr_time_from_micros(left.count(), GPR_TIMESPAN));
+    is_waiting_ = true;
+  }
+  send_posted(lock);
   while (true) {
     void* tag;
     bool ok;
-    if (to_submit_.empty()) {
-      if (!cq_.Next(&tag, &ok)) return;
-    } else if (const auto status = cq_.AsyncNext(&tag, &ok, no_wait);
-               status != grpc::CompletionQueue::GOT_EVENT) {
-      for (size_t i = 0; i < to_submit_.size(); ++i) {
-        to_submit_[i]->submit(/*more_follow=*/i + 1 < to_submit_.size());
-      }
-      to_submit_.clear();
-      continue;
+    const auto status = cq_.AsyncNext(&tag, &ok, deadline);
+    if (std::exchange(deadline, no_wait).tv_sec != no_wait.tv_sec) {
+      std::lock_guard is_waiting_lock(mu_);
+      is_waiting_ = false;
     }
+    if (status == grpc::CompletionQueue::SHUTDOWN) return false;
+    if (status == grpc::CompletionQueue::TIMEOUT) break;
     if (tag != this) {
       static_cast<Stream*>(tag)->on_event(ok);
       continue;
     }
-    {
-      std::lock_guard lock(mu_);
-      posted.swap(posted_);
-      is_kicked_ = false;
-    }
-    for (auto& stream : posted) stream->send_action();
-    posted.clear();
+    lock.lock();
+    is_kicked_ = false;
+    send_posted(lock);
   }
+  for (size_t i = 0; i < to_submit_.size(); ++i) {
+    to_submit_[i]->submit(/*more_follow=*/i + 1 < to_submit_.size());
+  }
+  to_submit_.clear();
+  return true;
+}
+
+void ActorPool::Loop::send_posted(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::shared_ptr<Stream>> posted;
+  posted.swap(posted_);
+  lock.unlock();
+  for (auto& stream : posted) stream->send_action();
 }
 
 void ActorPool::Loop::post(std::shared_ptr<Stream> stream) {
+  {
+    std::lock_guard lock(mu_);
+    posted_.push_back(std::move(stream));
+    if (!is_waiting_) return;  // Whoever works next sends it first.
+  }
+  wake();
+}
+
+void ActorPool::Loop::wake() {
   std::lock_guard lock(mu_);
-  posted_.push_back(std::move(stream));
-  if (is_kicked_ || is_shut_down_) return;
+  if (!is_waiting_ || is_kicked_ || is_shut_down_) return;
   is_kicked_ = true;
   // Long over: anything later, also "now", would go by way of gRPC's timer thread.
   kick_.Set(&cq_, gpr_inf_past(GPR_CLOCK_MONOTONIC), this);
@@ -460,8 +557,10 @@ void ActorPool::Loop::post(std::shared_ptr<Stream> stream) {
 
 void ActorPool::Loop::shutdown() {
   std::lock_guard lock(mu_);
+  posted_.clear();  // They hold the pool's state, which holds this loop.
   if (is_shut_down_) return;
   is_shut_down_ = true;
+  changed_.notify_all();
   cq_.Shutdown();
 }
 
@@ -582,6 +681,15 @@ void ActorPool::run(const Tick& tick) {
     threads.emplace_back("actors-" + std::to_string(i),
                          [loop = state.loops[i].get()] { loop->run(); });
   }
+  if (state.loops.size() == 1) {
+    state.options.inference_batcher->set_helper(
+        std::make_shared<DynamicBatcher::Helper>(DynamicBatcher::Helper{
+            [self = state_](Clock::time_point until,
+                            std::optional<Clock::duration> away) {
+              return self->loops[0]->help(until, away);
+            },
+            [self = state_] { self->loops[0]->wake(); }}));
+  }
   for (auto& stream : streams) stream->connect();
   std::unique_lock lock(state.mu);
   std::exception_ptr error;
@@ -617,6 +725,7 @@ void ActorPool::run(const Tick& tick) {
   streams = state.streams;
   lock.unlock();
   for (auto& stream : streams) stream->stop();
+  state.options.inference_batcher->set_helper(nullptr);
   for (auto& loop : state.loops) loop->shutdown();
   threads.clear();  // Joins them: all that was pending has come back then.
   if (error) std::rethrow_exception(error);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynamic_batcher.h"
 
+#include <utility>
+
 namespace beast {
 namespace {
 
@@ -88,6 +90,7 @@ void DynamicBatcher::compute_async(Nest inputs, Answer answer, bool more_follow)
                                 " rows (maximum_batch_size), got " +
                                 std::to_string(rows));
   }
+  std::shared_ptr<const Helper> to_wake;
   {
     std::lock_guard lock(mu_);
     if (closed_) std::rethrow_exception(closed_error());
@@ -95,9 +98,13 @@ void DynamicBatcher::compute_async(Nest inputs, Answer answer, bool more_follow)
     check_alike(inputs, *signature_, options_.sizes.batch_dim);
     rows_ += rows;
     items_.push_back({std::move(inputs), {std::move(answer), rows}, Clock::now()});
+    if (helping_ == std::this_thread::get_id()) return;  // It looks for itself.
+    if (helping_ != std::thread::id()) to_wake = helper_;
   }
+  if (more_follow) return;
   // Not under the lock: who wakes up would wait for it at once.
-  if (!more_follow) arrived_.notify_one();
+  arrived_.notify_one();
+  if (to_wake) to_wake->wake();
 }
 
 Nest DynamicBatcher::compute(Nest inputs, const Tick& tick) {
@@ -137,6 +144,24 @@ bool DynamicBatcher::ready(Clock::time_point now) const {
   return rows_ > 0 && sizes.timeout && now >= items_.front().arrived + *sizes.timeout;
 }
 
+bool DynamicBatcher::help(std::unique_lock<std::mutex>& lock, Clock::time_point until,
+                          std::optional<Clock::duration> away) {
+  if (!helper_ || helping_ != std::thread::id()) return false;
+  const std::shared_ptr<const Helper> helper = helper_;
+  helping_ = std::this_thread::get_id();
+  lock.unlock();
+  const bool has_worked = helper->work(until, away);
+  lock.lock();
+  helping_ = {};
+  // What came while it found nothing to do for it has woken up nobody.
+  return has_worked || ready(Clock::now()) || closed_;
+}
+
+void DynamicBatcher::set_helper(std::shared_ptr<const Helper> helper) {
+  std::lock_guard lock(mu_);
+  helper_ = std::move(helper);
+}
+
 std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& tick) {
   const BatchSizes& sizes = options_.sizes;
   std::shared_ptr<Batch> batch(new Batch);
@@ -145,12 +170,17 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
   {
     std::unique_lock lock(mu_);
     auto next_tick = Clock::now() + kTickInterval;
+    static thread_local Clock::time_point left;  // When this thread had its last batch.
+    std::optional<Clock::duration> away;
+    if (left != Clock::time_point()) away = Clock::now() - left;
     while (!closed_ && !ready(Clock::now())) {
       auto until = next_tick;
       if (rows_ > 0 && sizes.timeout) {
         until = std::min(until, items_.front().arrived + *sizes.timeout);
       }
-      arrived_.wait_until(lock, until);
+      if (!help(lock, until, std::exchange(away, std::nullopt))) {
+        arrived_.wait_until(lock, until);
+      }
       if (tick && Clock::now() >= next_tick) {
         lock.unlock();
         tick();
@@ -172,6 +202,7 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
     std::erase_if(outstanding_, [](const auto& weak) { return weak.expired(); });
     outstanding_.push_back(batch);
     if (ready(Clock::now())) arrived_.notify_one();
+    left = Clock::now();
   }
   std::vector<Piece> pieces;
   pieces.reserve(inputs.size());
@@ -190,6 +221,7 @@ int64_t DynamicBatcher::size() const {
 bool DynamicBatcher::close() {
   std::deque<Item> items;
   std::vector<std::weak_ptr<Batch>> outstanding;
+  std::shared_ptr<const Helper> to_wake;
   {
     std::lock_guard lock(mu_);
     if (closed_) return false;
@@ -197,8 +229,10 @@ bool DynamicBatcher::close() {
     items.swap(items_);
     outstanding.swap(outstanding_);
     rows_ = 0;
+    if (helping_ != std::thread::id()) to_wake = helper_;
     arrived_.notify_all();
   }
+  if (to_wake) to_wake->wake();
   for (Item& item : items) item.waiter.answer(nullptr, 0, 0, closed_error());
   for (const auto& weak : outstanding) {
     if (auto batch = weak.lock()) batch->fail(closed_error());

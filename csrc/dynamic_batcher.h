@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "batching.h"
@@ -65,6 +66,18 @@ class DynamicBatcher {
     std::vector<Waiter> waiters_;  // Guarded by mu_.
   };
 
+  // Work that a thread does while it waits for a batch, instead of sleeping: where
+  // answers are quick, the wake-ups from thread to thread cost more than the work.
+  struct Helper {
+    // Works until then, or until it has called compute_async, and returns true; or has
+    // nothing to do for this thread, and returns false. `away` is how long the thread
+    // has had its last batch, where that is news.
+    std::function<bool(std::chrono::steady_clock::time_point until,
+                       std::optional<std::chrono::steady_clock::duration> away)>
+        work;
+    std::function<void()> wake;  // Makes work() return soon.
+  };
+
   explicit DynamicBatcher(Options options);  // Throws std::invalid_argument.
   ~DynamicBatcher();
 
@@ -74,6 +87,8 @@ class DynamicBatcher {
   // With more_follow, nobody is woken up for it: the next call will come at once.
   void compute_async(Nest inputs, Answer answer, bool more_follow = false);
   std::shared_ptr<Batch> next_batch(const Tick& tick = {});
+
+  void set_helper(std::shared_ptr<const Helper> helper);  // Null for none.
 
   int64_t size() const;  // Rows that wait for a batch.
   bool close();          // False if it was closed already.
@@ -86,7 +101,11 @@ class DynamicBatcher {
     Batch::Waiter waiter;
     std::chrono::steady_clock::time_point arrived;
   };
-  bool ready(std::chrono::steady_clock::time_point now) const;  // Needs mu_ held.
+  // These need mu_ held; the second gives it back for a while.
+  bool ready(std::chrono::steady_clock::time_point now) const;
+  bool help(std::unique_lock<std::mutex>& lock,
+            std::chrono::steady_clock::time_point until,
+            std::optional<std::chrono::steady_clock::duration> away);
 
   const Options options_;
   BufferPool pool_;
@@ -98,6 +117,8 @@ class DynamicBatcher {
   int64_t rows_ = 0;                               // In items_.
   std::optional<Signature> signature_;             // Of the first item.
   std::vector<std::weak_ptr<Batch>> outstanding_;  // Those that are out.
+  std::shared_ptr<const Helper> helper_;
+  std::thread::id helping_;  // The thread in helper_->work(), if any.
 };
 
 }  // namespace beast
