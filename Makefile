@@ -5,36 +5,67 @@
 # ENV= names another environment, ARGS= passes flags on:
 #   make train ENV=BreakoutNoFrameskip-v4 ARGS="--total_steps 1000"
 #   make test ARGS="-k vtrace"
+#
+# make libbeast   builds the C++ core; train and test do it too
+# make sanitize   runs the C++ tests under the sanitizers, 20 times each
+#
+# CHIMERA_NO_LIBBEAST=1 leaves the C++ core out everywhere.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENV ?= PongNoFrameskip-v4
 ARGS ?=
+ROUNDS ?= 20
 
-.PHONY: help train test learn-test lint format bench tensorboard clean
+# Installed where missing, if there is apt and we may; setup.py knows the rest.
+APT := g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler
+CORE := setup.py csrc/CMakeLists.txt $(wildcard csrc/*.cc csrc/*.h csrc/proto/*.proto)
+CPP := csrc/*.cc csrc/*.h csrc/tests/*.cc csrc/tests/*.h benchmarks/*.cc
+
+.PHONY: help train test learn-test lint format bench tensorboard clean always
+.PHONY: libbeast packages sanitize asan tsan
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed 1d
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
 train: $(VENV)/ready
+	@$(MAKE) --no-print-directory libbeast || \
+	  echo "Training with MonoBeast, which does not need libbeast."
 	$(BIN)/python -m monobeast --env $(ENV) $(ARGS)
 
-test: $(VENV)/ready
+test: libbeast
+ifndef CHIMERA_NO_LIBBEAST
+	$(BIN)/cmake --build build/release
+	$(BIN)/ctest --test-dir build/release --output-on-failure -j 4
+endif
 	$(BIN)/python -m pytest $(ARGS)
 
 # The slow tests: learning to thresholds, 50 killed actors.
-learn-test: $(VENV)/ready
+learn-test: libbeast
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+sanitize: asan tsan
+
+asan: KIND := address
+tsan: KIND := thread
+asan tsan: packages
+	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DBEAST_SANITIZE=$(KIND) \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+	$(BIN)/cmake --build build/$@
+	BEAST_ROUNDS=1 $(BIN)/ctest --test-dir build/$@ --output-on-failure \
+	  --repeat until-fail:$(ROUNDS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --style=file:csrc/.clang-format --dry-run -Werror $(CPP)
 
 format: $(VENV)/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format --style=file:csrc/.clang-format -i $(CPP)
 
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.ideal_rate $(ARGS)
@@ -43,7 +74,34 @@ tensorboard: $(VENV)/ready
 	$(BIN)/tensorboard --logdir runs $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache libbeast*.so
+
+# The C++ core as a module beside the agents, built again after an edit in csrc.
+ifdef CHIMERA_NO_LIBBEAST
+libbeast: $(VENV)/ready
+else
+libbeast: build/libbeast
+endif
+
+build/libbeast: $(VENV)/ready $(CORE) $(if $(wildcard libbeast*.so),,always)
+	@$(MAKE) --no-print-directory packages
+	$(BIN)/python setup.py --quiet build_ext --inplace --build-temp build/release
+	@touch $@
+
+packages: $(VENV)/ready
+	@header=$$($(BIN)/python -c \
+	  'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")'); \
+	packages=; [ -e $$header ] || \
+	  packages=$$($(BIN)/python -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'); \
+	{ pkg-config --exists grpc++ protobuf && command -v protoc && command -v c++; } \
+	  >/dev/null 2>&1 || packages="$$packages $(APT)"; \
+	if [ -n "$$packages" ] && command -v apt-get >/dev/null; then \
+	  echo "Installing with apt: $$packages"; \
+	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$SUDO apt-get update -qq && \
+	  $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages || \
+	  echo "apt did not install them."; \
+	fi
 
 # Written last, so that an interrupted set-up starts over.
 $(VENV)/ready: requirements.txt

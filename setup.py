@@ -1,7 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the single-file agents as modules: pip install -e ."""
+"""Installs the agents as modules and builds libbeast, the C++ core: pip install -e .
 
-from setuptools import setup
+CHIMERA_NO_LIBBEAST=1 leaves libbeast out; MonoBeast needs none of it.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+WHAT_TO_DO = """
+libbeast, the C++ core, cannot be built here:
+{problems}
+
+Install what it needs with one of
+  apt:    sudo apt-get install g++ pkg-config libgrpc++-dev libprotobuf-dev \\
+              protobuf-compiler
+  brew:   brew install pkgconf grpc protobuf
+  conda:  conda install -c conda-forge cxx-compiler pkg-config libgrpc libprotobuf
+  pip:    pip install pybind11 cmake ninja
+then try again. Or go without it, MonoBeast needs no C++: set CHIMERA_NO_LIBBEAST=1.
+"""
+
+
+def build_environment() -> dict[str, str]:
+    """The environment with the tools of this Python and of conda on its paths."""
+    env = dict(os.environ)
+    paths = [sysconfig.get_path("scripts"), env.get("PATH", os.defpath)]
+    if conda := env.get("CONDA_PREFIX"):
+        paths.insert(1, f"{conda}/bin")
+        given = env.get("PKG_CONFIG_PATH", "")
+        env["PKG_CONFIG_PATH"] = f"{given}:{conda}/lib/pkgconfig".lstrip(":")
+    env["PATH"] = os.pathsep.join(paths)
+    return env
+
+
+def find(env: dict[str, str], *names: str) -> str | None:
+    """The path of the first of these programs that there is."""
+    return next(filter(None, (shutil.which(n, path=env["PATH"]) for n in names)), None)
+
+
+def succeeds(env: dict[str, str], *command: str, text: str = "") -> bool:
+    done = subprocess.run(command, env=env, input=text, text=True, capture_output=True)
+    return done.returncode == 0
+
+
+def find_problems(env: dict[str, str]) -> list[str]:
+    """One line for everything that is missing."""
+    problems = []
+    compiler = find(env, *filter(None, [env.get("CXX")]), "c++", "g++", "clang++")
+    check = ("-std=c++20", "-x", "c++", "-fsyntax-only", "-")
+    if not compiler:
+        problems.append("no C++ compiler (c++, g++, clang++, or $CXX)")
+    elif not succeeds(env, compiler, *check, text="#include <span>\n#include <bit>\n"):
+        problems.append(f"{compiler} does not speak C++20: GCC 11 or Clang 15 do")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        version = ".".join(map(str, sys.version_info[:2]))
+        problems.append(f"no Python.h for {sys.executable} (apt: python{version}-dev)")
+    if pkg_config := find(env, "pkg-config", "pkgconf"):
+        if not succeeds(env, pkg_config, "--exists", "grpc++"):
+            problems.append("no gRPC: pkg-config does not find grpc++")
+    else:
+        problems.append("no pkg-config, which finds gRPC")
+    if importlib.util.find_spec("pybind11") is None:
+        problems.append("no pybind11")
+    problems += [f"no {tool}" for tool in ("cmake", "ninja") if not find(env, tool)]
+    return problems
+
+
+class BuildWithCMake(build_ext):
+    """Builds libbeast as csrc/CMakeLists.txt says, in the directory --build-temp."""
+
+    def build_extension(self, ext: Extension) -> None:
+        env = build_environment()
+        if problems := find_problems(env):
+            listed = "\n".join(f"  - {problem}" for problem in problems)
+            raise SystemExit(WHAT_TO_DO.format(problems=listed))
+
+        import pybind11  # Not before: a build without libbeast does not need it.
+
+        build = Path(self.build_temp).resolve()
+        cmake, ninja = find(env, "cmake"), find(env, "ninja")
+        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", str(build), "-G", "Ninja"]
+        configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DBEAST_MODULE=ON"]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+        configure += [f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        for command in (configure, [cmake, "--build", str(build), "-t", "libbeast"]):
+            if subprocess.run(command, env=env).returncode != 0:
+                raise SystemExit(f"libbeast: this failed, see above: {command}")
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(build / target.name, target)
+        if (stub := ROOT / "csrc" / "libbeast.pyi").exists():
+            # A package of stubs, as mypy reads none beside a module that is no package.
+            stubs = target.parent / "libbeast-stubs"
+            stubs.mkdir(exist_ok=True)
+            shutil.copy(stub, stubs / "__init__.pyi")
+
+
+core = Extension(
+    "libbeast",
+    sources=[],
+    # What a source distribution has to hold.
+    depends=[
+        str(path.relative_to(ROOT))
+        for pattern in ("*.cc", "*.h", "*.pyi", "CMakeLists.txt", "proto/*.proto")
+        for path in sorted((ROOT / "csrc").glob(pattern))
+    ],
+)
 
 setup(
     name="chimera-rl",
@@ -10,6 +124,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     py_modules=["monobeast", "vtrace", "atari_wrappers", "rollouts", "rundir"],
+    ext_modules=[] if os.environ.get("CHIMERA_NO_LIBBEAST") else [core],
+    cmdclass={"build_ext": BuildWithCMake},
     install_requires=[
         "torch>=2.10",
         "numpy>=2",

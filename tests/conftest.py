@@ -3,8 +3,10 @@
 
 import contextlib
 import csv
+import importlib
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +17,15 @@ import pytest
 import monobeast
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+if os.environ.get("CHIMERA_NO_LIBBEAST"):
+    collect_ignore = [
+        "test_actor_pool.py",
+        "test_env_server.py",
+        "test_libbeast.py",
+        "test_security.py",
+        "test_wire.py",
+    ]
 
 
 def make_flags(*args, **kwargs):
@@ -112,6 +123,49 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.popen.wait(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def pb(tmp_path_factory):
+    """Messages and stub that protoc makes of the proto file."""
+    directory = tmp_path_factory.mktemp("proto")
+    source = ROOT / "csrc" / "proto"
+    arguments = [f"-I{source}", f"--python_out={directory}"]
+    arguments += [f"--grpc_python_out={directory}", f"{source}/rpcenv.proto"]
+    # In a process of its own: the compiler's protobuf does not go with libbeast's.
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=True)
+    sys.path.insert(0, str(directory))
+    try:
+        messages = importlib.import_module("rpcenv_pb2")
+        messages.Stub = importlib.import_module("rpcenv_pb2_grpc").RpcEnvStub
+        yield messages
+    finally:
+        sys.path.remove(str(directory))
+
+
+@pytest.fixture
+def mutate():
+    """Changes some bytes of a message, cuts it or repeats a part; each run alike."""
+    choose = random.Random(0)
+
+    def changed(message):
+        data = bytearray(message)
+        for _ in range(choose.randint(1, 3)):
+            at = choose.randrange(len(data) + 1)
+            kind = choose.choice(("set", "flip", "cut", "insert", "repeat"))
+            if kind == "set":
+                data[at : at + 1] = choose.choice((b"\0", b"\xff", b"\x7f", b"\x80"))
+            elif kind == "flip" and at < len(data):
+                data[at] ^= 1 << choose.randrange(8)
+            elif kind == "cut":
+                del data[at:]
+            elif kind == "insert":
+                data[at:at] = choose.randbytes(choose.randint(1, 12))
+            else:
+                data += data[at:]
+        return bytes(data)
+
+    return changed
 
 
 @pytest.fixture
