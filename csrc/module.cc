@@ -516,7 +516,7 @@ void end_with_interpreter() {
     }
   }
   set_log_sink(nullptr);
-  interpreter_ends = true;
+  ending_thread = PyThread_get_thread_ident();
   // For a moment, for those who are about to get it: the flag comes too late for them.
   PyThreadState* state = PyEval_SaveThread();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -26,7 +26,7 @@ class ThreadState {
     static_cast<void>(state);
   }
   ~ThreadState() {
-    if (interpreter_ends || !Py_IsInitialized()) return;
+    if (interpreter_ends() || !Py_IsInitialized()) return;
     PyEval_RestoreThread(saved_);
     PyGILState_Release(gil_);
   }

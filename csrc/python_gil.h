@@ -13,10 +13,13 @@ namespace beast {
 // functions, which C++ answers with abort(): a daemon thread would turn every exit into
 // a crash. Here such a thread sleeps until the process is gone.
 
-inline std::atomic<bool> interpreter_ends{false};  // Set by libbeast's atexit handler.
+// The thread in which the interpreter ends, once it does: set by our atexit handler.
+inline std::atomic<unsigned long> ending_thread{0};
+
+inline bool interpreter_ends() { return ending_thread != 0; }
 
 inline void sleep_if_interpreter_ends() {
-  while (interpreter_ends) pause();
+  while (interpreter_ends() && ending_thread != PyThread_get_thread_ident()) pause();
 }
 
 class WithoutGil {

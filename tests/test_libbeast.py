@@ -317,7 +317,7 @@ def test_numpy_comes_out_where_torch_is_not_loaded():
     run_python(script)
 
 
-def run_python(script, *args, seconds=60):
+def run_python(script, *args, seconds=20):
     """What the script prints in a Python of its own, which must end well."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *args],
