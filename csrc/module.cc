@@ -502,19 +502,22 @@ void bind_pool(py::module_& m) {
 
 // Before Python ends: no server calls it any more, no thread of ours wants the GIL.
 void end_with_interpreter() {
+  std::vector<std::shared_ptr<EnvServer>> alive;  // Let go with the GIL, as ever.
   {
-    WithoutGil no_gil;
     std::lock_guard lock(servers_mu);
     for (const auto& weak : servers) {
-      const auto server = weak.lock();
-      if (!server) continue;
-      try {
-        server->stop(std::chrono::seconds(1));
-      } catch (const TimeoutError& error) {
-        log(LogLevel::kWarning, error.what());
-      }
+      if (auto server = weak.lock()) alive.push_back(std::move(server));
     }
   }
+  for (const auto& server : alive) {
+    WithoutGil no_gil;
+    try {
+      server->stop(std::chrono::seconds(1));
+    } catch (const TimeoutError& error) {
+      log(LogLevel::kWarning, error.what());
+    }
+  }
+  alive.clear();
   set_log_sink(nullptr);
   ending_thread = PyThread_get_thread_ident();
   // For a moment, for those who are about to get it: the flag comes too late for them.
