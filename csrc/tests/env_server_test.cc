@@ -697,7 +697,7 @@ TEST(servers_come_and_go_on_one_address_while_clients_act) {
     }));
   }
   for ([[maybe_unused]] int round : Rounds{}) {
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < 4; ++i) {
       EnvServer::Options options = serving(dir.address(), {.num_envs = 1});
       options.num_threads = 1 + i % 3;
       EnvServer server(options);

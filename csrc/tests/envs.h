@@ -240,6 +240,9 @@ inline std::shared_ptr<grpc::Channel> plain_channel(const std::string& address,
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
+  // A server that comes back is found at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 50);
   // Channels with other arguments have other connections.
   arguments.SetInt("beast.channel_number", number);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
