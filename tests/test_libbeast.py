@@ -600,6 +600,9 @@ def test_ctrl_c_ends_every_wait_of_the_main_thread(tmp_path):
         import libbeast
         from tests.envs import Counting
 
+        # A shell's background job, which CI may be, is born with SIGINT ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
         full = libbeast.BatchingQueue(batch_dim=0, maximum_queue_size=1)
         full.enqueue(np.zeros(1))
         queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
