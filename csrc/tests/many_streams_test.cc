@@ -28,18 +28,6 @@ int64_t status_of(pid_t pid, const std::string& key) {
   fail(__FILE__, __LINE__, "no " + key + " of process " + std::to_string(pid));
 }
 
-// Threads of this process, without gRPC's timer threads: their number follows the load
-// of the machine, not the number of streams.
-int num_working_threads() {
-  int count = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    count += !name.starts_with("grpc_global_tim");
-  }
-  return count;
-}
-
 // This program again, as the server: TEST(the_server). Ends with its standard input.
 class ServerProcess {
  public:
@@ -154,9 +142,6 @@ TEST(all_of_a_thousand_streams_make_progress_all_the_time) {
   const int num_streams = from_environment("BEAST_STREAMS", 1000);
   const int num_seconds = from_environment("BEAST_SECONDS", 3);
   const int window = std::min(num_seconds, 5);
-  // 20 on two cores; gRPC has more threads of its own where there are more.
-  const int max_threads =
-      16 + 2 * static_cast<int>(std::thread::hardware_concurrency());
   allow_many_files();
   TempDir dir;
   ServerProcess server(dir.address());  // Before gRPC has threads here.
@@ -206,7 +191,7 @@ TEST(all_of_a_thousand_streams_make_progress_all_the_time) {
       CHECK(after[i] > before[i]);
       fewest = std::min(fewest, after[i] - before[i]);
     }
-    CHECK(num_working_threads() < max_threads);
+    CHECK(status_of(getpid(), "Threads") < 20);
     CHECK(running.wait_for(0s) == std::future_status::timeout);
     Watchdog::the().feed();
   }
