@@ -49,7 +49,8 @@ class ActorPool::Loop {
   grpc::CompletionQueue* cq() { return &cq_; }
 
  private:
-  // Inference that takes less is quick. Above, the own thread works at the same time.
+  // Inference that takes less for 8 rows, or for fewer, is quick: no more work than
+  // sending them. Above, the own thread works at the same time.
   static constexpr std::chrono::microseconds kQuick{200};
   static constexpr std::chrono::milliseconds kAway{10};
 
@@ -100,6 +101,7 @@ struct ActorPool::State {
   std::vector<std::unique_ptr<Loop>> loops;
   std::atomic<bool> stopping{false};
   std::atomic<int64_t> num_steps{0}, num_rollouts{0}, num_restarts{0};
+  std::atomic<int64_t> environment_ns{0};
   mutable std::mutex mu;
   std::condition_variable changed;
   bool started = false;  // Guarded by mu, as all below.
@@ -302,6 +304,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   void on_step() {
     ReceivedMessage message(received_);
     decode_step(message.reader(), writer_->next_row());
+    pool_.environment_ns += static_cast<int64_t>(1e9 * writer_->busy_seconds());
     if (had_step_) pool_.num_steps += writer_->spec().num_envs;
     had_step_ = true;
     stage_ = Stage::kInference;
@@ -745,7 +748,9 @@ ActorPool::Stats ActorPool::stats() const {
   stats.num_steps = state_->num_steps;
   stats.num_rollouts = state_->num_rollouts;
   stats.num_restarts = state_->num_restarts;
+  stats.environment_seconds = 1e-9 * static_cast<double>(state_->environment_ns);
   std::lock_guard lock(state_->mu);
+  stats.num_streams = state_->streams.size();
   stats.last_errors = state_->last_errors;
   for (const auto& stream : state_->streams) {
     switch (stream->stage()) {

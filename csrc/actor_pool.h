@@ -49,7 +49,9 @@ class ActorPool {
   struct Stats {
     int64_t num_steps = 0;  // Of single environments.
     int64_t num_rollouts = 0;
-    int64_t num_restarts = 0;  // Streams that broke after their first step.
+    int64_t num_restarts = 0;        // Streams that broke after their first step.
+    double environment_seconds = 0;  // In environments, as the servers say.
+    int64_t num_streams = 0;
     // Streams that just now ...
     int64_t connecting = 0, in_environment = 0, in_inference = 0, in_learner_queue = 0;
     std::map<std::string, std::string> last_errors;  // By address.

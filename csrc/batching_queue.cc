@@ -6,7 +6,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::exception_ptr closed_error() {
+std::exception_ptr queue_is_closed() {
   return std::make_exception_ptr(ClosedBatchingQueue("the batching queue is closed"));
 }
 
@@ -53,7 +53,7 @@ void BatchingQueue::enqueue_async(Nest nest, Done done) {
   Item item = check(std::move(nest));
   {
     std::lock_guard lock(mu_);
-    if (closed_) std::rethrow_exception(closed_error());
+    if (closed_) std::rethrow_exception(queue_is_closed());
     if (options_.check_inputs) {
       if (!signature_) signature_ = Signature::of(item.nest);
       check_alike(item.nest, *signature_, options_.sizes.batch_dim);
@@ -122,7 +122,7 @@ Nest BatchingQueue::dequeue(const Tick& tick) {
         next_tick = Clock::now() + kTickInterval;
       }
     }
-    if (closed_) std::rethrow_exception(closed_error());
+    if (closed_) std::rethrow_exception(queue_is_closed());
     int64_t rows = 0;
     while (!items_.empty() && rows < sizes.maximum) {
       Item& item = items_.front();
@@ -165,7 +165,7 @@ bool BatchingQueue::close() {
     parked.swap(parked_);
     arrived_.notify_all();
   }
-  for (Parked& producer : parked) producer.done(closed_error());
+  for (Parked& producer : parked) producer.done(queue_is_closed());
   return true;
 }
 

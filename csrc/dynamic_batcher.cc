@@ -8,7 +8,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::exception_ptr closed_error() {
+std::exception_ptr batcher_is_closed() {
   return std::make_exception_ptr(ClosedBatchingQueue("the dynamic batcher is closed"));
 }
 
@@ -93,7 +93,7 @@ void DynamicBatcher::compute_async(Nest inputs, Answer answer, bool more_follow)
   std::shared_ptr<const Helper> to_wake;
   {
     std::lock_guard lock(mu_);
-    if (closed_) std::rethrow_exception(closed_error());
+    if (closed_) std::rethrow_exception(batcher_is_closed());
     if (!signature_) signature_ = Signature::of(inputs);
     check_alike(inputs, *signature_, options_.sizes.batch_dim);
     rows_ += rows;
@@ -171,8 +171,11 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
     std::unique_lock lock(mu_);
     auto next_tick = Clock::now() + kTickInterval;
     static thread_local Clock::time_point left;  // When this thread had its last batch.
+    static thread_local int64_t rows_taken;      // With that.
     std::optional<Clock::duration> away;
-    if (left != Clock::time_point()) away = Clock::now() - left;
+    if (left != Clock::time_point()) {
+      away = (Clock::now() - left) / std::max<int64_t>(rows_taken / kRowsAtOnce, 1);
+    }
     while (!closed_ && !ready(Clock::now())) {
       auto until = next_tick;
       if (rows_ > 0 && sizes.timeout) {
@@ -188,7 +191,7 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
         next_tick = Clock::now() + kTickInterval;
       }
     }
-    if (closed_) std::rethrow_exception(closed_error());
+    if (closed_) std::rethrow_exception(batcher_is_closed());
     while (!items_.empty()) {
       Item& item = items_.front();
       const int64_t rows = item.waiter.rows;
@@ -203,6 +206,7 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
     outstanding_.push_back(batch);
     if (ready(Clock::now())) arrived_.notify_one();
     left = Clock::now();
+    rows_taken = batch->num_rows_;
   }
   std::vector<Piece> pieces;
   pieces.reserve(inputs.size());
@@ -233,9 +237,9 @@ bool DynamicBatcher::close() {
     arrived_.notify_all();
   }
   if (to_wake) to_wake->wake();
-  for (Item& item : items) item.waiter.answer(nullptr, 0, 0, closed_error());
+  for (Item& item : items) item.waiter.answer(nullptr, 0, 0, batcher_is_closed());
   for (const auto& weak : outstanding) {
-    if (auto batch = weak.lock()) batch->fail(closed_error());
+    if (auto batch = weak.lock()) batch->fail(batcher_is_closed());
   }
   return true;
 }

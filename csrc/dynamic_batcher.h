@@ -71,7 +71,7 @@ class DynamicBatcher {
   struct Helper {
     // Works until then, or until it has called compute_async, and returns true; or has
     // nothing to do for this thread, and returns false. `away` is how long the thread
-    // has had its last batch, where that is news.
+    // has had its last batch, for every kRowsAtOnce rows of it, where that is news.
     std::function<bool(std::chrono::steady_clock::time_point until,
                        std::optional<std::chrono::steady_clock::duration> away)>
         work;
@@ -96,6 +96,7 @@ class DynamicBatcher {
   int64_t batch_dim() const { return options_.sizes.batch_dim; }
 
  private:
+  static constexpr int64_t kRowsAtOnce = 8;
   struct Item {
     Nest nest;
     Batch::Waiter waiter;

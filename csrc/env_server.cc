@@ -304,7 +304,10 @@ class EnvServer::Stream {
     for (const FieldView& field : view.observation) {
       output_->observation.push_back(field.data);
     }
+    const auto began = std::chrono::steady_clock::now();
     run_environment(step);
+    const std::chrono::duration<float> busy = std::chrono::steady_clock::now() - began;
+    busy_seconds_.assign(output_->reward.size(), busy.count() / output_->reward.size());
     counter_->update(*output_);
     auto put = [](const FieldView& field, const auto& values) {
       std::memcpy(field.data, values.data(), field.num_bytes);
@@ -315,6 +318,7 @@ class EnvServer::Stream {
     put(view.first, counter_->first());
     put(view.episode_return, counter_->episode_return());
     put(view.episode_step, counter_->episode_step());
+    put(view.busy_seconds, busy_seconds_);
     auto* owner = new std::shared_ptr<std::byte>(block);
     write(grpc::Slice(
               block.get(), step_message_->num_bytes(),
@@ -383,6 +387,7 @@ class EnvServer::Stream {
   std::optional<FixedMessage> step_message_;
   std::optional<EnvOutput> output_;
   std::optional<EpisodeCounter> counter_;
+  std::vector<float> busy_seconds_;
   std::vector<std::byte> action_bytes_;
   std::vector<FieldView> action_views_;
   std::vector<const std::byte*> actions_;

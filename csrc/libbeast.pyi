@@ -177,7 +177,7 @@ class Server:
     """Serves environments over gRPC: unix:/path or host:port, where 0 is a free port.
 
     env_class() gives a gymnasium environment, of which a stream has num_envs, or one
-    VectorEnv. Each stream gets environments and seeds of its own. Beyond this machine
+    VectorEnv, of as many or with num_envs=1. Each stream gets environments and seeds of its own. Beyond this machine
     it serves only with TLS, a token, or insecure=True: ValueError otherwise.
     """
 
@@ -221,6 +221,8 @@ class _Stats(TypedDict):
     steps: int
     rollouts: int
     restarts: int
+    environment_s: float  # Of single environments, as their servers say.
+    streams: int
     connecting: int
     in_environment: int
     in_inference: int

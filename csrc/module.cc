@@ -439,6 +439,8 @@ py::dict stats_to_python(const ActorPool::Stats& stats) {
   dict["steps"] = stats.num_steps;
   dict["rollouts"] = stats.num_rollouts;
   dict["restarts"] = stats.num_restarts;
+  dict["environment_s"] = stats.environment_seconds;
+  dict["streams"] = stats.num_streams;
   dict["connecting"] = stats.connecting;
   dict["in_environment"] = stats.in_environment;
   dict["in_inference"] = stats.in_inference;

@@ -624,11 +624,11 @@ std::unique_ptr<Environment> make_python_environment(py::handle env_class,
   return with_gil([&]() -> std::unique_ptr<Environment> {
     py::object env = env_class();
     if (py::hasattr(env, "single_observation_space")) {
-      if (num_envs != 1) {
-        throw std::invalid_argument(
-            "num_envs=" + std::to_string(num_envs) +
-            " is for plain environments; this one is a vector environment of " +
-            py::str(env.attr("num_envs")).cast<std::string>());
+      const auto in_vector = env.attr("num_envs").cast<int64_t>();
+      if (num_envs != 1 && num_envs != in_vector) {
+        throw std::invalid_argument("num_envs=" + std::to_string(num_envs) +
+                                    " contradicts the vector environment, which has " +
+                                    std::to_string(in_vector));
       }
       return std::make_unique<VectorEnvironment>(std::move(env), seed);
     }

@@ -70,25 +70,73 @@ std::optional<DType> dtype_from_dl(uint8_t code, uint8_t bits, uint16_t lanes) {
   return std::nullopt;
 }
 
-void check_rank(size_t rank, const std::string& path) {
+// Where in a nest we are; made into text only where something is wrong.
+struct Path {
+  const Path* parent = nullptr;
+  const char* key = nullptr;  // Of a dict, else
+  size_t index = 0;
+
+  std::string str() const {
+    if (parent == nullptr) return "";
+    const std::string before = parent->str();
+    if (key == nullptr) return before + "[" + std::to_string(index) + "]";
+    return before.empty() ? key : before + "." + key;
+  }
+  std::string leaf_str() const { return parent == nullptr ? "the array" : str(); }
+};
+
+void check_rank(size_t rank, const Path& path) {
   if (rank <= Shape::kMaxRank) return;
-  throw py::value_error(path + ": expected at most " + std::to_string(Shape::kMaxRank) +
-                        " dimensions, got " + std::to_string(rank));
+  throw py::value_error(path.leaf_str() + ": expected at most " +
+                        std::to_string(Shape::kMaxRank) + " dimensions, got " +
+                        std::to_string(rank));
 }
 
-Array array_from_dlpack(py::handle object, const std::string& path) {
+// What we call of torch, if it is loaded (whole), else nulls. Never freed: it stays.
+struct Torch {
+  py::handle tensor, to_dlpack, from_dlpack;
+};
+const Torch& torch() {
+  static Torch found;
+  if (found.tensor) return found;
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* module = PyDict_GetItemString(modules, "torch.utils.dlpack");
+  PyObject* whole = PyDict_GetItemString(modules, "torch");
+  if (module == nullptr || whole == nullptr) return found;
+  py::object tensor = py::getattr(whole, "Tensor", py::none());
+  py::object to = py::getattr(module, "to_dlpack", py::none());
+  py::object from = py::getattr(module, "from_dlpack", py::none());
+  if (tensor.is_none() || to.is_none() || from.is_none()) return found;
+  // What from_dlpack calls after looking at what kind of object it was given.
+  from = py::getattr(py::getattr(whole, "_C", py::none()), "_from_dlpack", from);
+  found = {tensor.release(), to.release(), from.release()};
+  return found;
+}
+
+py::object dlpack_of(py::handle object) {
+  const Torch& t = torch();
+  const bool is_plain = t.tensor && py::type::handle_of(object).is(t.tensor) &&
+                        !object.attr("requires_grad").cast<bool>();
+  if (!is_plain) return object.attr("__dlpack__")();
+  // Its __dlpack__ is Python and takes 5 us, this 0.3.
+  if (!object.attr("is_neg")().cast<bool>()) return t.to_dlpack(object);
+  return t.to_dlpack(object.attr("resolve_neg")());  // Its memory has the other sign.
+}
+
+Array array_from_dlpack(py::handle object, const Path& path) {
   py::object capsule;
   try {
-    capsule = object.attr("__dlpack__")();
+    capsule = dlpack_of(object);
   } catch (const py::error_already_set& error) {  // Needs a gradient, is sparse, ...
-    throw py::value_error(path + ": " + py::str(error.value()).cast<std::string>());
+    throw py::value_error(path.leaf_str() + ": " +
+                          py::str(error.value()).cast<std::string>());
   }
   auto* managed =
       static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
   if (managed == nullptr) throw py::error_already_set();
   const DLTensor& tensor = managed->tensor;
   if (tensor.device.device_type != kCpu && tensor.device.device_type != kCudaHost) {
-    throw py::value_error(path +
+    throw py::value_error(path.leaf_str() +
                           ": expected an array in the CPU's memory, got one on " +
                           py::str(py::getattr(object, "device", py::str("a device")))
                               .cast<std::string>() +
@@ -97,7 +145,8 @@ Array array_from_dlpack(py::handle object, const std::string& path) {
   const auto dtype =
       dtype_from_dl(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
   if (!dtype) {
-    throw py::type_error(path + ": expected bool, integers or floats, got dtype " +
+    throw py::type_error(path.leaf_str() +
+                         ": expected bool, integers or floats, got dtype " +
                          py::str(object.attr("dtype")).cast<std::string>());
   }
   const std::span<const int64_t> dims(tensor.shape, tensor.ndim);
@@ -119,10 +168,11 @@ Array array_from_dlpack(py::handle object, const std::string& path) {
   return array;
 }
 
-Array array_from_numpy(const py::array& array, const std::string& path) {
+Array array_from_numpy(const py::array& array, const Path& path) {
   const auto dtype = dtype_from_numpy(array.dtype());
   if (!dtype) {
-    throw py::type_error(path + ": expected bool, integers or floats, got dtype " +
+    throw py::type_error(path.leaf_str() +
+                         ": expected bool, integers or floats, got dtype " +
                          py::str(array.dtype()).cast<std::string>());
   }
   Array result;
@@ -136,7 +186,7 @@ Array array_from_numpy(const py::array& array, const std::string& path) {
   return result;
 }
 
-Array leaf_from_python(py::handle object, const std::string& path) {
+Array leaf_from_python(py::handle object, const Path& path) {
   if (py::isinstance<py::array>(object)) {
     return array_from_numpy(py::reinterpret_borrow<py::array>(object), path);
   }
@@ -145,7 +195,7 @@ Array leaf_from_python(py::handle object, const std::string& path) {
                          PyObject_CheckBuffer(object.ptr());
   if (!is_number || PyBytes_Check(object.ptr())) {
     throw py::type_error(
-        path +
+        path.leaf_str() +
         ": expected an array (torch, numpy, anything with __dlpack__ or the buffer "
         "protocol), a dict, a tuple or a list, got " +
         py::str(py::type::of(object)).cast<std::string>());
@@ -153,14 +203,10 @@ Array leaf_from_python(py::handle object, const std::string& path) {
   return array_from_numpy(py::module_::import("numpy").attr("asarray")(object), path);
 }
 
-std::string extended(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
-
-Structure::Ptr walk(py::handle object, const std::string& path, int depth,
+Structure::Ptr walk(py::handle object, const Path& path, int depth,
                     std::vector<Array>& leaves) {
   if (depth > Structure::kMaxDepth) {
-    throw py::value_error(path + ": nested more than " +
+    throw py::value_error(path.str() + ": nested more than " +
                           std::to_string(Structure::kMaxDepth) + " deep");
   }
   if (PyDict_Check(object.ptr())) {
@@ -168,7 +214,8 @@ Structure::Ptr walk(py::handle object, const std::string& path, int depth,
     std::vector<std::pair<std::string, py::handle>> items;
     for (auto [key, value] : py::reinterpret_borrow<py::dict>(object)) {
       if (!PyUnicode_Check(key.ptr())) {
-        throw py::type_error((path.empty() ? "the nest" : path) +
+        const std::string where = path.str();
+        throw py::type_error((where.empty() ? "the nest" : where) +
                              ": expected string keys, got " +
                              py::repr(key).cast<std::string>());
       }
@@ -178,20 +225,63 @@ Structure::Ptr walk(py::handle object, const std::string& path, int depth,
               [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<std::pair<std::string, Structure::Ptr>> children;
     for (auto& [key, value] : items) {
-      children.emplace_back(key, walk(value, extended(path, key), depth + 1, leaves));
+      children.emplace_back(key, walk(value, {&path, key.c_str()}, depth + 1, leaves));
     }
     return Structure::dict(std::move(children));
   }
   if (PyTuple_Check(object.ptr()) || PyList_Check(object.ptr())) {
     std::vector<Structure::Ptr> children;
     for (py::handle item : py::reinterpret_borrow<py::sequence>(object)) {
-      const std::string index = "[" + std::to_string(children.size()) + "]";
-      children.push_back(walk(item, path + index, depth + 1, leaves));
+      const Path inner{&path, nullptr, children.size()};
+      children.push_back(walk(item, inner, depth + 1, leaves));
     }
     return Structure::tuple(std::move(children));
   }
-  leaves.push_back(leaf_from_python(object, path.empty() ? "the array" : path));
+  leaves.push_back(leaf_from_python(object, path));
   return Structure::leaf();
+}
+
+// Collects the leaves of an object with that very structure; false if it has another.
+bool walk_alike(py::handle object, const Structure& structure, const Path& path,
+                std::vector<Array>& leaves) {
+  const auto& children = structure.children();
+  switch (structure.kind()) {
+    case Structure::Kind::kLeaf:
+      if (PyDict_Check(object.ptr()) || PyTuple_Check(object.ptr()) ||
+          PyList_Check(object.ptr())) {
+        return false;
+      }
+      leaves.push_back(leaf_from_python(object, path));
+      return true;
+    case Structure::Kind::kTuple: {
+      if (!PyTuple_Check(object.ptr())) return false;
+      if (PyTuple_GET_SIZE(object.ptr()) != static_cast<Py_ssize_t>(children.size())) {
+        return false;
+      }
+      for (size_t i = 0; i < children.size(); ++i) {
+        const py::handle item =
+            PyTuple_GET_ITEM(object.ptr(), static_cast<Py_ssize_t>(i));
+        if (!walk_alike(item, *children[i], {&path, nullptr, i}, leaves)) return false;
+      }
+      return true;
+    }
+    case Structure::Kind::kDict: {
+      if (!PyDict_Check(object.ptr())) return false;
+      if (PyDict_GET_SIZE(object.ptr()) != static_cast<Py_ssize_t>(children.size())) {
+        return false;
+      }
+      for (size_t i = 0; i < children.size(); ++i) {
+        const std::string& key = structure.keys()[i];
+        const py::str name(key);
+        const py::handle item = PyDict_GetItemWithError(object.ptr(), name.ptr());
+        if (!item || !walk_alike(item, *children[i], {&path, key.c_str()}, leaves)) {
+          return false;
+        }
+      }
+      return true;
+    }
+  }
+  return false;
 }
 
 struct Export {  // A tensor on its way to torch, with what it points to.
@@ -239,18 +329,6 @@ py::object array_to_torch(const Array& given, py::handle from_dlpack) {
     unused->deleter(unused);
   });
   return from_dlpack(capsule);
-}
-
-// torch.utils.dlpack.from_dlpack if torch is loaded (whole), else null.
-py::handle torch_from_dlpack() {
-  static py::handle found;  // Never freed: torch stays loaded.
-  if (found) return found;
-  PyObject* modules = PyImport_GetModuleDict();
-  PyObject* module = PyDict_GetItemString(modules, "torch.utils.dlpack");
-  if (module == nullptr || PyDict_GetItemString(modules, "torch") == nullptr) return {};
-  py::object function = py::getattr(module, "from_dlpack", py::none());
-  if (function.is_none()) return {};
-  return found = function.release();
 }
 
 py::object build(const Structure& structure, const std::vector<Array>& leaves,
@@ -307,7 +385,12 @@ std::optional<DType> dtype_from_numpy(const py::dtype& dtype) {
 }
 
 py::dtype dtype_to_numpy(DType dtype) {
-  if (dtype != DType::kBFloat16) return py::dtype(std::string(name(dtype)));
+  if (dtype != DType::kBFloat16) {
+    static py::handle known[32];  // Never freed, as numpy does with its own.
+    py::handle& found = known[static_cast<size_t>(dtype)];
+    if (!found) found = py::dtype(std::string(name(dtype))).release();
+    return py::reinterpret_borrow<py::dtype>(found);
+  }
   try {
     return py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
   } catch (const py::error_already_set&) {
@@ -325,14 +408,26 @@ py::array array_to_numpy(const Array& array) {
 }
 
 Nest nest_from_python(py::handle object) {
+  // The last ones that were seen, guarded by the GIL: a program has a few.
+  static auto& recent = *new std::vector<Structure::Ptr>;
+  const auto known = recent;  // What follows may run Python, and that another thread.
   Nest nest;
-  nest.structure = walk(object, "", 0, nest.leaves);
+  for (const Structure::Ptr& structure : known) {
+    if (walk_alike(object, *structure, {}, nest.leaves)) {
+      nest.structure = structure;
+      return nest;
+    }
+    nest.leaves.clear();
+  }
+  nest.structure = walk(object, {}, 0, nest.leaves);
+  if (recent.size() == 4) recent.erase(recent.begin());
+  recent.push_back(nest.structure);
   return nest;
 }
 
 py::object nest_to_python(const Nest& nest) {
   size_t next = 0;
-  return build(*nest.structure, nest.leaves, next, torch_from_dlpack());
+  return build(*nest.structure, nest.leaves, next, torch().from_dlpack);
 }
 
 }  // namespace beast

@@ -34,7 +34,10 @@ void copy_all(const Nest& from, const Nest& to) {
 
 RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
                              const Nest& initial_state, BufferPool& pool)
-    : spec_(std::move(spec)), num_rows_(unroll_length + 1), pool_(pool) {
+    : spec_(std::move(spec)),
+      num_rows_(unroll_length + 1),
+      pool_(pool),
+      busy_seconds_(spec_.num_envs) {
   const Structure::Ptr leaf = Structure::leaf();
   env_structure_ = Structure::dict({{"observation", spec_.observation.structure},
                                     {"reward", leaf},
@@ -110,6 +113,8 @@ StepView RolloutWriter::next_row() {
   view.first = field(first_at_);
   view.episode_return = field(episode_return_at_);
   view.episode_step = field(episode_step_at_);
+  view.busy_seconds = {reinterpret_cast<std::byte*>(busy_seconds_.data()),
+                       busy_seconds_.size() * sizeof(float), false};
   return view;
 }
 
@@ -235,6 +240,14 @@ std::optional<Nest> RolloutWriter::rollout() {
   start_state_ = next_start_state_;
   t_ = 0;
   return result;
+}
+
+double RolloutWriter::busy_seconds() const {
+  double sum = 0;
+  for (float seconds : busy_seconds_) {
+    if (seconds > 0 && seconds < 3600) sum += seconds;  // Whatever a server may say.
+  }
+  return sum;
 }
 
 const std::byte* RolloutWriter::action(size_t leaf) const {

@@ -37,6 +37,8 @@ class RolloutWriter {
   // The action of the last answer: for each leaf, the bytes of [K, *shape].
   const std::byte* action(size_t leaf) const;
   const EnvSpec& spec() const { return spec_; }
+  // How long the last row took the environments, as their server says.
+  double busy_seconds() const;
 
  private:
   void begin_rollout();
@@ -55,12 +57,13 @@ class RolloutWriter {
   std::vector<BufferPool::Field> agent_fields_;
   size_t action_at_ = 0;  // First leaf of the action in the outputs.
 
-  int64_t t_ = -1;                 // The current row.
-  std::vector<Array> env_rows_;    // This rollout, in the order of env_structure_.
-  std::vector<Array> agent_rows_;  // Likewise, of the outputs' dict.
-  Nest start_state_;               // Before row 0.
-  Nest state_;                     // Before the current row; after it, once answered.
-  Nest next_start_state_;          // Before the last row.
+  int64_t t_ = -1;                   // The current row.
+  std::vector<float> busy_seconds_;  // Of each environment, for that row.
+  std::vector<Array> env_rows_;      // This rollout, in the order of env_structure_.
+  std::vector<Array> agent_rows_;    // Likewise, of the outputs' dict.
+  Nest start_state_;                 // Before row 0.
+  Nest state_;                       // Before the current row; after it, once answered.
+  Nest next_start_state_;            // Before the last row.
 };
 
 }  // namespace beast

@@ -113,7 +113,6 @@ void read_fields(MessageReader& in, const Field& field, Fn fn) {
 template <class Fn>
 void read_message(MessageReader& in, const char* name,
                   std::initializer_list<uint32_t> kinds, Fn fn) {
-  const std::string wanted = std::string("expected a message ") + name;
   bool found = false;
   try {
     Field field;
@@ -124,7 +123,7 @@ void read_message(MessageReader& in, const char* name,
         found = true;
         fn(field);
       } else if (field.number <= 3) {
-        throw ProtocolError("another message: " + wanted);
+        throw ProtocolError(std::string("another message: expected a message ") + name);
       } else {
         in.skip(field);
       }
@@ -136,7 +135,7 @@ void read_message(MessageReader& in, const char* name,
   } catch (const ProtocolError& error) {
     throw ProtocolError(std::string(name) + ": " + error.what());
   }
-  if (!found) throw ProtocolError(wanted);
+  if (!found) throw ProtocolError(std::string("expected a message ") + name);
 }
 
 bool is_utf8(const std::string& text) {
@@ -321,7 +320,7 @@ Structure::Ptr read_space(MessageReader& in, const Field& field,
 // exactly once (a repeated one: as often as there are views), with exactly its length.
 void read_arrays(MessageReader& in, const Field& field,
                  std::span<const std::span<const FieldView>> views) {
-  size_t seen[8] = {};
+  size_t seen[9] = {};
   const auto fail = [](uint32_t number, const std::string& what) {
     throw ProtocolError("field " + std::to_string(number) + " " + what);
   };
@@ -509,8 +508,8 @@ FixedMessage step_message(const EnvSpec& spec) {
     numbers.push_back(1);
     sizes.push_back(spec.num_envs * leaf.num_bytes());
   }
-  const size_t small[] = {4, 1, 1, 1, 4, 4};  // Bytes of reward, ..., episode_step.
-  for (int i = 0; i < 6; ++i) {
+  const size_t small[] = {4, 1, 1, 1, 4, 4, 4};  // Bytes of reward, ..., busy_seconds.
+  for (int i = 0; i < 7; ++i) {
     numbers.push_back(i + 2);
     sizes.push_back(spec.num_envs * small[i]);
   }
@@ -531,6 +530,7 @@ StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* 
   view.first = {data + message.offset(i++), num_envs, true};
   view.episode_return = {data + message.offset(i++), num_envs * 4, false};
   view.episode_step = {data + message.offset(i++), num_envs * 4, false};
+  view.busy_seconds = {data + message.offset(i++), num_envs * 4, false};
   return view;
 }
 
@@ -546,9 +546,9 @@ FixedMessage action_message(const EnvSpec& spec) {
 
 void decode_step(MessageReader& message, const StepView& view) {
   const std::span<const FieldView> fields[] = {
-      view.observation,        {&view.reward, 1}, {&view.terminated, 1},
-      {&view.truncated, 1},    {&view.first, 1},  {&view.episode_return, 1},
-      {&view.episode_step, 1},
+      view.observation,        {&view.reward, 1},       {&view.terminated, 1},
+      {&view.truncated, 1},    {&view.first, 1},        {&view.episode_return, 1},
+      {&view.episode_step, 1}, {&view.busy_seconds, 1},
   };
   std::string failure;
   read_message(message, "Step", {kStep, kFailure}, [&](const Field& field) {

@@ -62,7 +62,8 @@ struct FieldView {
 };
 struct StepView {
   std::vector<FieldView> observation;
-  FieldView reward, terminated, truncated, first, episode_return, episode_step;
+  FieldView reward, terminated, truncated, first, episode_return, episode_step,
+      busy_seconds;
 };
 
 FixedMessage step_message(const EnvSpec& spec);

@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
         "test_actor_pool.py",
         "test_env_server.py",
         "test_libbeast.py",
+        "test_polybeast.py",
+        "test_servers.py",
         "test_security.py",
         "test_wire.py",
     ]
@@ -77,15 +80,17 @@ def alive(pid):
 
 
 class Process:
-    """`python -m monobeast ...` as a user starts it, in a session of its own."""
+    """`python -m AGENT ...` as a user starts it, in a session of its own."""
 
-    def __init__(self, tmp_path, *args, env=None, wrapper=()):
+    def __init__(self, tmp_path, *args, agent="monobeast", env=None, wrapper=()):
         self.path = tmp_path / "runs" / "test"
         self.output = tmp_path / f"output-{time.monotonic_ns()}"
-        common = ["--log_s=0.2", f"--savedir={tmp_path / 'runs'}", "--xpid=test"]
+        common = []
+        if agent != "polybeast_env":
+            common = ["--log_s=0.2", f"--savedir={tmp_path / 'runs'}", "--xpid=test"]
         with self.output.open("w") as file:
             self.popen = subprocess.Popen(
-                [*wrapper, sys.executable, "-m", "monobeast", *common, *args],
+                [*wrapper, sys.executable, "-m", agent, *common, *args],
                 cwd=ROOT,
                 env=os.environ | (env or {}),
                 stdin=subprocess.DEVNULL,
@@ -123,6 +128,19 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.popen.wait(timeout=10)
+
+
+def free_port(count=1):
+    """The first of `count` ports in a row that are free now."""
+    while True:
+        with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
+            first = sockets.enter_context(socket.socket())
+            first.bind(("localhost", 0))
+            port = first.getsockname()[1]
+            for i in range(1, count):
+                next_one = sockets.enter_context(socket.socket())
+                next_one.bind(("localhost", port + i))
+            return port
 
 
 @pytest.fixture(scope="session")
@@ -170,7 +188,7 @@ def mutate():
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts monobeast processes and takes them down after the test."""
+    """Starts processes of agents and takes them down after the test."""
     processes = []
 
     def begin(*args, **kwargs):

@@ -499,6 +499,7 @@ def first_step(pb, **fields):
         "first": b"\1",
         "episode_return": bytes(4),
         "episode_step": bytes(4),
+        "busy_seconds": bytes(4),
     }
     return pb.ServerMessage(step=pb.Step(**(good | fields)))
 

@@ -113,11 +113,11 @@ inline EnvSpec rich_spec(int64_t num_envs = 3) {
 // sanitizer sees a byte too many.
 struct Fields {
   std::vector<std::vector<std::byte>> observation;  // Or the leaves of the action.
-  std::vector<std::vector<std::byte>> others;       // reward to episode_step.
+  std::vector<std::vector<std::byte>> others;       // reward to busy_seconds.
   std::vector<bool> is_bool;                        // Of observation.
 
   explicit Fields(const EnvSpec& spec) : Fields(spec.observation, spec.num_envs) {
-    for (size_t size : {4, 1, 1, 1, 4, 4}) others.emplace_back(spec.num_envs * size);
+    for (size_t size : {4, 1, 1, 1, 4, 4, 4}) others.emplace_back(spec.num_envs * size);
   }
   Fields(const Space& space, int64_t num_envs) {
     for (const LeafSpace& leaf : space.leaves) {
@@ -137,8 +137,8 @@ struct Fields {
     auto other = [this](size_t i, bool is_bool) -> FieldView {
       return {others[i].data(), others[i].size(), is_bool};
     };
-    return {observation_view(), other(0, false), other(1, true), other(2, true),
-            other(3, true),     other(4, false), other(5, false)};
+    return {observation_view(), other(0, false), other(1, true),  other(2, true),
+            other(3, true),     other(4, false), other(5, false), other(6, false)};
   }
 
   // Bytes that are right for their fields.
@@ -172,6 +172,7 @@ inline chimera::ServerMessage step_proto(const Fields& fields) {
   step.set_first(text_of(fields.others[3]));
   step.set_episode_return(text_of(fields.others[4]));
   step.set_episode_step(text_of(fields.others[5]));
+  step.set_busy_seconds(text_of(fields.others[6]));
   return message;
 }
 

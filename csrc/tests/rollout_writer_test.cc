@@ -57,6 +57,8 @@ void write_row(RolloutWriter& writer, int64_t t) {
   put(view.first, flags);
   put(view.episode_return, floats);
   put(view.episode_step, steps);
+  put(view.busy_seconds, Floats(num_envs, 0.25));
+  CHECK_EQ(writer.busy_seconds(), 0.25 * num_envs);
 }
 
 Nest no_state() { return Nest::tuple({}); }

@@ -530,9 +530,10 @@ TEST(fixed_message_is_what_protobuf_writes) {
     for (size_t i = 0; i < fields.observation.size(); ++i) {
       put(view.observation[i], fields.observation[i]);
     }
-    const FieldView others[] = {view.reward, view.terminated,     view.truncated,
-                                view.first,  view.episode_return, view.episode_step};
-    for (size_t i = 0; i < 6; ++i) put(others[i], fields.others[i]);
+    const FieldView others[] = {
+        view.reward,         view.terminated,   view.truncated,   view.first,
+        view.episode_return, view.episode_step, view.busy_seconds};
+    for (size_t i = 0; i < 7; ++i) put(others[i], fields.others[i]);
 
     chimera::ServerMessage parsed;
     CHECK(parsed.ParseFromString(bytes));
@@ -803,6 +804,7 @@ std::string known_fields(const chimera::Step& step) {
   out.set_first(step.first());
   out.set_episode_return(step.episode_return());
   out.set_episode_step(step.episode_step());
+  out.set_busy_seconds(step.busy_seconds());
   return message.SerializeAsString();
 }
 

@@ -1,0 +1,986 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast: IMPALA on the C++ core, on one machine or many.
+
+    python -m polybeast --env PongNoFrameskip-v4                # Train.
+    python -m polybeast --env PongNoFrameskip-v4 --xpid mine    # Train; again: resume.
+    python -m polybeast --mode test --xpid mine                 # Returns of 10 episodes.
+    python -m polybeast --mode test_render --xpid mine          # The same, as videos.
+    python -m polybeast --server_addresses hostA:9000,hostA:9001,hostB:9000 \\
+        --token_file secret                                     # Servers of your own.
+
+Environment servers (`python -m polybeast_env`; started here unless --server_addresses
+names them) step environments. libbeast's ActorPool talks to all of them: each step goes
+through the DynamicBatcher to an inference thread, which answers many at once; rollouts
+of T + 1 rows go through the BatchingQueue to the learner, which applies V-trace and
+publishes its weights to inference.
+
+Paper: Espeholt et al. (2018), IMPALA, https://arxiv.org/abs/1802.01561, and Kuettler et
+al. (2019), TorchBeast, https://arxiv.org/abs/1910.03552. Differences from the first are
+those of monobeast.py, whose model, loss and flags these are:
+- Adam and losses averaged over the batch; orthogonal weights; centred images.
+- Last reward and action are fed to the LSTM only.
+- A time limit is no end of the world: its last row bootstraps from its own value.
+
+To fork it: copy this file, edit `create_model` or `compute_losses`; environments are
+made by `create_env` in polybeast_env.py.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import datetime
+import functools
+import logging
+import math
+import pathlib
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import libbeast
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import atari_wrappers
+import polybeast_env
+import rollouts
+import rundir
+import servers
+import vtrace
+from rundir import UserError
+
+log = logging.getLogger("chimera.polybeast")
+
+# --------------------------------------------------------------------------- flags
+
+
+parser = argparse.ArgumentParser(
+    prog="python -m polybeast",
+    description="IMPALA on the C++ core. A step is one decision of the agent (4 frames "
+    "in Atari); every count below is in steps.",
+    epilog="Example: python -m polybeast --env BreakoutNoFrameskip-v4 --xpid breakout",
+    formatter_class=rundir.HelpFormatter,
+    parents=[polybeast_env.env_parser, polybeast_env.security_parser],
+)
+yes_no = argparse.BooleanOptionalAction
+
+g = parser.add_argument_group("run")
+g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games; test_render: also a video of each")  # fmt: skip
+g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
+g.add_argument("--savedir", default="runs", help="directory of all runs")
+g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
+g.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
+g.add_argument("--actor_device", help="of inference [the second GPU if there are two, else --device]")  # fmt: skip
+g.add_argument("--learner_device", help="of the learner [--device]")
+g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
+g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
+g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
+g.add_argument("--profile", default=False, action=yes_no, help="say with every log row where the time goes")  # fmt: skip
+g.add_argument("--stall_timeout_s", default=600.0, type=float, help="end the run when nothing has moved for so long")  # fmt: skip
+g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
+g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
+
+g = parser.add_argument_group("servers and actors")
+g.add_argument("--server_addresses", help="host:port or unix:/path, with commas; one given twice gets two streams [servers started here]")  # fmt: skip
+g.add_argument("--server_addresses_file", help="the same as a file, one per line; lines added while it trains are used too")  # fmt: skip
+g.add_argument("--tls_server_name", help="name in the servers' certificate, if not that of the address")  # fmt: skip
+g.add_argument("--connect_timeout_s", default=300.0, type=float, help="so long without any server ends the run")  # fmt: skip
+g.add_argument("--step_timeout_s", default=300.0, type=float, help="a server that takes longer for a step is given up")  # fmt: skip
+g.add_argument("--num_servers", type=int, help="to start here [half the cores, 1 to 8]")
+g.add_argument("--envs_per_server", type=int, help="of those started here [32 / num_servers]")  # fmt: skip
+g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
+g.add_argument("--num_inference_threads", default=1, type=int, help="threads that answer actors")  # fmt: skip
+g.add_argument("--max_inference_batch", default=512, type=int, help="actors answered at once")  # fmt: skip
+
+g = parser.add_argument_group("model")
+g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below [auto]")  # fmt: skip
+g.add_argument("--use_lstm", action=yes_no, help="256 units that also see the last reward and action [no]")  # fmt: skip
+
+g = parser.add_argument_group("loss")
+g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
+g.add_argument("--baseline_cost", default=0.5, type=float, help="weight of the baseline loss")  # fmt: skip
+g.add_argument("--entropy_cost", default=0.003, type=float, help="weight of the entropy bonus")  # fmt: skip
+g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
+g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less variance, more bias")  # fmt: skip
+g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
+
+g = parser.add_argument_group("optimizer")
+g.add_argument("--batch_size", default=8, type=int, metavar="B", help="rollouts per update")  # fmt: skip
+g.add_argument("--optimizer", default="adam", choices=["adam", "rmsprop"], help="rmsprop as PyTorch has it: epsilon outside the root")  # fmt: skip
+g.add_argument("--learning_rate", default=6e-4, type=float, help="at step 0")
+g.add_argument("--lr_decay", default=True, action=yes_no, help="linearly to 0 at total_steps")  # fmt: skip
+g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
+g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
+g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
+g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [half the cores]")  # fmt: skip
+g.add_argument("--inference_threads_cpu", default=1, type=int, help="CPU threads of each inference thread")  # fmt: skip
+g.add_argument("--compile", default=False, action=yes_no, help="torch.compile the learner's model")  # fmt: skip
+g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the learner's model")  # fmt: skip
+
+# A test takes these from the run's checkpoint unless they are given.
+OF_THE_RUN = {
+    "env": "PongNoFrameskip-v4", "net": "auto", "use_lstm": False,
+    "full_action_set": False, "sticky_actions": None,
+}  # fmt: skip
+
+
+def check_flags(flags: argparse.Namespace) -> None:
+    """Fills in what depends on the machine; raises ValueError saying what to type."""
+    flags.command = rundir.command("polybeast", parser, flags)
+    if flags.mode == "train":
+        for name, default in OF_THE_RUN.items():
+            if getattr(flags, name) is None:
+                setattr(flags, name, default)
+    cores = rundir.num_cores()
+    if flags.server_addresses or flags.server_addresses_file:
+        for name in ("num_servers", "envs_per_server"):
+            if getattr(flags, name) is not None:
+                raise ValueError(
+                    f"--{name} is for servers started here; pass it to "
+                    "python -m polybeast_env instead"
+                )
+    if flags.num_servers is None:
+        flags.num_servers = min(max(cores // 2, 1), 8)
+    if flags.envs_per_server is None:
+        flags.envs_per_server = max(32 // max(flags.num_servers, 1), 1)
+    if flags.learner_threads is None:
+        flags.learner_threads = max(cores // 2, 1)
+    rundir.check_ranges(
+        flags,
+        above_0="total_steps num_servers envs_per_server unroll_length batch_size "
+        "num_test_episodes learner_threads inference_threads_cpu num_inference_threads "
+        "max_inference_batch learning_rate epsilon grad_norm_clipping log_s "
+        "checkpoint_s stall_timeout_s connect_timeout_s step_timeout_s "
+        "max_message_bytes",
+        from_0="baseline_cost entropy_cost seed",
+        from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
+        "rmsprop_momentum",
+    )
+    rundir.check_xpid(flags.xpid, training=flags.mode == "train")
+    flags.device = rundir.check_device(flags.device)
+    second = (
+        "cuda:1" if flags.device == "cuda" and torch.cuda.device_count() > 1 else ""
+    )
+    flags.actor_device = flags.actor_device or second or flags.device
+    flags.learner_device = flags.learner_device or flags.device
+    for name in ("actor_device", "learner_device"):
+        device = rundir.check_device(getattr(flags, name))
+        setattr(flags, name, device)
+    polybeast_env.security_options(flags)
+
+
+# --------------------------------------------------------------------------- model
+
+
+def init(layer: Any, gain: float = math.sqrt(2)) -> Any:
+    """layer with orthogonal weights and zero bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ImageBody(nn.Module):
+    """Features [N, F] of images [N, C, H, W], by one of the networks of `--net`.
+
+    The mean picture of the first 100 updates is subtracted from every picture, since
+    what never changes drowns what moves: after 27,000 steps of Pong the baseline
+    explained 16 and 42 % of the variance of its targets in two settings with it, at
+    most 3 % in eight without. Its part in the final return was not isolated.
+    """
+
+    NUM_AVERAGED = 100
+
+    def __init__(self, space: gym.Space, net: str) -> None:
+        super().__init__()
+        shape = space.shape or ()
+        channels = shape[0]
+        # Smaller ones are grids of codes (MinAtar, MiniGrid), no pictures.
+        is_picture = space.dtype == np.uint8 and min(shape[1:]) >= 28
+        self.scale = 1 / 255 if is_picture else 1.0
+        self.background: Tensor
+        self.register_buffer("background", torch.zeros(1, *shape))
+        self.num_averaged: Tensor
+        self.register_buffer("num_averaged", torch.zeros((), dtype=torch.int64))
+        if net == "shallow":
+            self.convs = nn.Sequential(
+                init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU(),
+                init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
+                init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(),
+            )  # fmt: skip
+            self.num_features = 512
+        elif net == "deep":
+            sections: list[nn.Module] = []
+            for width in (16, 32, 32):
+                sections += [
+                    init(nn.Conv2d(channels, width, 3, padding=1)),
+                    nn.MaxPool2d(3, stride=2, padding=1),
+                    ResidualBlock(width),
+                    ResidualBlock(width),
+                ]
+                channels = width
+            self.convs = nn.Sequential(*sections, nn.ReLU())
+            self.num_features = 256
+        else:
+            self.convs = nn.Sequential(init(nn.Conv2d(channels, 16, 3)), nn.ReLU())
+            self.num_features = 128
+        with torch.no_grad():
+            num_flat = self.convs(torch.zeros(1, *shape)).numel()
+        self.fc = init(nn.Linear(num_flat, self.num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Turned while still bytes: a quarter of the memory to move.
+        x = x.contiguous(memory_format=torch.channels_last).float()
+        if self.training and self.num_averaged < self.NUM_AVERAGED:
+            self.num_averaged += 1
+            mean = x.mean(dim=0, keepdim=True)
+            self.background += (mean - self.background) / self.num_averaged
+        x = (x - self.background).mul_(self.scale)
+        return F.relu(self.fc(self.convs(x).flatten(1)))  # [N, F]
+
+
+class ResidualBlock(nn.Module):
+    """x plus two convolutions of it, as in the paper's deep network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = init(nn.Conv2d(width, width, 3, padding=1))
+        self.conv2 = init(nn.Conv2d(width, width, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+
+
+class FlatBody(nn.Module):
+    """Features [N, F] of vectors and numbers; a Discrete one is taken one-hot."""
+
+    def __init__(self, space: gym.Space) -> None:
+        super().__init__()
+        self.one_hot, self.start = 0, 0
+        if isinstance(space, gym.spaces.Discrete):
+            self.one_hot, self.start = int(space.n), int(space.start)
+        width = self.one_hot or int(np.prod(space.shape or (1,)))
+        self.num_features = 64
+        self.layers = nn.Sequential(
+            init(nn.Linear(width, 64)), nn.Tanh(), init(nn.Linear(64, 64)), nn.Tanh()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.one_hot:
+            x = F.one_hot(x.long() - self.start, self.one_hot)
+        return self.layers(x.reshape(x.shape[0], -1).float())  # [N, F]
+
+
+class Net(nn.Module):
+    """Policy and baseline over one body per observation, and an LSTM if asked for.
+
+    inputs are rows [T, B, ...]; core_state is the state before row 0, () without LSTM.
+    """
+
+    def __init__(
+        self, space: gym.Space, num_actions: int, net: str, use_lstm: bool
+    ) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        bodies = [create_body(leaf, net) for leaf in atari_wrappers.leaf_spaces(space)]
+        if net not in ("auto", "mlp") and not any(
+            isinstance(b, ImageBody) for b in bodies
+        ):
+            raise UserError(f"--net={net} is for images, the observation is {space}")
+        self.bodies = nn.ModuleList(bodies)
+        width = sum(body.num_features for body in bodies)
+        self.lstm = None
+        if use_lstm:
+            self.lstm = nn.LSTM(width + num_actions + 1, 256)
+            width = 256
+        self.policy = init(nn.Linear(width, num_actions), gain=0.01)
+        self.baseline = init(nn.Linear(width, 1), gain=1.0)
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """State at the start of an episode, each [layers, B, H]."""
+        if self.lstm is None:
+            return ()
+        like = self.policy.weight
+        return tuple(like.new_zeros(1, batch_size, 256) for _ in range(2))
+
+    def forward(
+        self, inputs: dict[str, Any], core_state: tuple[Tensor, ...] = ()
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        T, B = inputs["first"].shape
+        leaves = tree_leaves(inputs["observation"])
+        features = [
+            body(x.flatten(0, 1)) for body, x in zip(self.bodies, leaves, strict=True)
+        ]
+        x = torch.cat(features, dim=-1)  # [T * B, F]
+        if self.lstm is not None:
+            reward = inputs["reward"].clamp(-1, 1).reshape(T * B, 1)
+            last_action = F.one_hot(inputs["last_action"].flatten(), self.num_actions)
+            x = torch.cat([x, reward, last_action], dim=-1).view(T, B, -1)
+            initial = self.initial_state(B)
+            outputs = []
+            for x_t, first in zip(x, inputs["first"], strict=True):
+                core_state = tuple(
+                    torch.where(first[None, :, None], i, s)
+                    for i, s in zip(initial, core_state, strict=True)
+                )
+                output, core_state = self.lstm(x_t[None], core_state)
+                outputs.append(output)
+            x = torch.cat(outputs).flatten(0, 1)  # [T * B, 256]
+        return {
+            "policy_logits": self.policy(x).view(T, B, self.num_actions),
+            "baseline": self.baseline(x).view(T, B),
+        }, core_state
+
+
+def create_body(space: gym.Space, net: str) -> Any:
+    """Body for one array of the observation: images get `net`, all else the MLP."""
+    if not isinstance(space, atari_wrappers.ARRAY_SPACES):
+        raise UserError(
+            f"no network for the observation space {space}; turn it into arrays in "
+            "create_env or write a body for it in create_body"
+        )
+    shape = space.shape or ()
+    if len(shape) != 3 or net == "mlp":
+        return FlatBody(space)
+    smallest = min(shape[1:])
+    if net == "auto":
+        net = "shallow" if smallest >= 36 else "small"
+    least = {"shallow": 36, "deep": 1, "small": 3}[net]
+    if smallest < least:
+        raise UserError(
+            f"--net={net} needs images of at least {least} pixels, the observation is "
+            f"{shape}; pass --net=auto"
+        )
+    return ImageBody(space, net)
+
+
+def create_model(
+    flags: argparse.Namespace, space: gym.Space, num_actions: int
+) -> nn.Module:
+    """The agent's network; a fork returns its own with forward and initial_state."""
+    net = Net(space, num_actions, flags.net, flags.use_lstm)
+    # 168 frames forth and back take 0.19 s instead of 0.24 s with NCHW (one AVX2 core).
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+# -------------------------------------------------------------------------- losses
+
+
+def compute_policy_gradient_loss(
+    logits: Tensor, actions: Tensor, advantages: Tensor
+) -> Tensor:
+    """-log pi(a|x) * advantage, [T, B]; advantages get no gradient."""
+    return -vtrace.action_log_probs(logits, actions) * advantages.detach()
+
+
+def compute_baseline_loss(vs: Tensor, baseline: Tensor) -> Tensor:
+    """Half the squared distance of the baseline from its target vs, [T, B]."""
+    return 0.5 * (vs.detach() - baseline) ** 2
+
+
+def compute_entropy_loss(logits: Tensor) -> Tensor:
+    """Minus the entropy of the policy, [T, B]."""
+    log_pi = F.log_softmax(logits, dim=-1)  # [T, B, A]
+    return (log_pi.exp() * log_pi).sum(dim=-1)  # [T, B]
+
+
+def compute_losses(
+    flags: argparse.Namespace,
+    model: nn.Module,
+    batch: dict[str, Any],
+    core_state: tuple[Tensor, ...],
+) -> dict[str, Tensor]:
+    """Scalars: total_loss to minimise, and its parts. batch is [T + 1, B, ...]."""
+    device = batch["reward"].device.type
+    with torch.autocast(device, torch.bfloat16, enabled=flags.amp):
+        outputs, _ = model(batch, core_state)
+    logits = outputs["policy_logits"][:-1].float()  # [T, B, A]
+    values = outputs["baseline"].float()  # [T + 1, B]
+
+    # Row t + 1 tells what came of the action at row t, unless it begins an episode:
+    # that action was ignored and there is no transition to learn from.
+    valid = ~batch["first"][1:]  # [T, B]
+    rewards = batch["reward"][1:]
+    if flags.clip_rewards:
+        rewards = rewards.clamp(-1, 1)
+    discounts = (~batch["terminated"][1:]).float() * flags.discounting
+
+    returns = vtrace.from_logits(
+        behavior_policy_logits=batch["policy_logits"][:-1],
+        target_policy_logits=logits.detach(),
+        actions=batch["action"][:-1],
+        discounts=discounts,
+        rewards=rewards,
+        values=values[:-1].detach(),
+        bootstrap_value=values[-1].detach(),
+        lambda_=flags.vtrace_lambda,
+        mask=valid,
+    )
+
+    def reduce(loss: Tensor) -> Tensor:
+        total = (loss * valid).sum()
+        return (
+            total / valid.sum().clamp(min=1)
+            if flags.loss_reduction == "mean"
+            else total
+        )
+
+    pg_loss = reduce(
+        compute_policy_gradient_loss(
+            logits, batch["action"][:-1], returns.pg_advantages
+        )
+    )
+    baseline_loss = reduce(compute_baseline_loss(returns.vs, values[:-1]))
+    entropy_loss = reduce(compute_entropy_loss(logits))
+    total_loss = (
+        pg_loss
+        + flags.baseline_cost * baseline_loss
+        + flags.entropy_cost * entropy_loss
+    )
+    return {
+        "total_loss": total_loss,
+        "pg_loss": pg_loss,
+        "baseline_loss": baseline_loss,
+        "entropy_loss": entropy_loss,
+    }
+
+
+def num_actions_of(space: gym.Space) -> int:
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise UserError(
+            f"the environment has the action space {space}; this agent needs "
+            "Discrete(n): wrap it in create_env of polybeast_env.py, e.g. with "
+            "gymnasium.wrappers.TransformAction"
+        )
+    return int(space.n)
+
+
+# ----------------------------------------------------------------------------- act
+
+
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Actions [K] drawn from the softmax of logits [K, A]."""
+    probabilities = F.softmax(logits, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
+class Weights:
+    """The learner's weights for inference, never half-written: two copies in turn.
+
+    publish() waits until nobody uses the older one, for as long as a batch of inference
+    takes, and writes to that.
+    """
+
+    def __init__(self, model: nn.Module, version: int, device: str) -> None:
+        self.models = [copy.deepcopy(model).to(device).eval() for _ in range(2)]
+        self.versions = [version, version]
+        self.newest = 0
+        self.num_readers = [0, 0]
+        self.changed = threading.Condition()
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        older = 1 - self.newest
+        with self.changed:
+            while self.num_readers[older]:
+                self.changed.wait(timeout=1.0)
+        self.models[older].load_state_dict(model.state_dict())
+        self.versions[older] = version
+        self.newest = older
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[tuple[Any, int]]:
+        """The newest model and its version; both stay as they are in the block."""
+        with self.changed:
+            which = self.newest
+            self.num_readers[which] += 1
+        try:
+            yield self.models[which], self.versions[which]
+        finally:
+            with self.changed:
+                self.num_readers[which] -= 1
+                self.changed.notify_all()
+
+
+def infer(
+    flags: argparse.Namespace,
+    batcher: libbeast.DynamicBatcher,
+    weights: Weights,
+    clock: servers.Clock,
+    seed: int,
+) -> None:
+    """An inference thread: answers batches of actors until the batcher is closed."""
+    torch.set_num_threads(flags.inference_threads_cpu)
+    device = flags.actor_device
+    generator = torch.Generator(device).manual_seed(seed)
+    for batch in batcher:
+        with clock.busy(), torch.inference_mode(), weights.use() as (model, version):
+            rows, core_state = tree_map(
+                lambda x: x.to(device, non_blocking=True), batch.get_inputs()
+            )
+            outputs, core_state = model(rows, core_state)
+            logits = outputs["policy_logits"]  # [1, B, A]
+            if not logits.isfinite().all():
+                raise UserError(
+                    f"policy_logits are not finite after {version} updates; try a "
+                    "smaller --learning_rate"
+                )
+            outputs["action"] = sample(logits[0], generator)[None]  # [1, B]
+            outputs["policy_version"] = torch.full_like(outputs["action"], version)
+            batch.set_outputs(tree_map(lambda x: x.cpu(), (outputs, core_state)))
+
+
+# --------------------------------------------------------------------------- learn
+
+
+@dataclasses.dataclass
+class Learner:
+    """The model on its way: what a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    updates: int = 0  # Also the version of the weights.
+    forward: Any = None  # The model, compiled if asked for.
+    last_batch: rollouts.Batch | None = None  # Not saved.
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "step": self.step,
+            "updates": self.updates,
+        }
+
+    def restore(self, saved: dict[str, Any], flags: argparse.Namespace) -> None:
+        for name in ("env", "optimizer"):
+            if (before := saved["flags"][name]) != getattr(flags, name):
+                raise UserError(
+                    f"--xpid={flags.xpid} was trained with --{name}={before}; pass "
+                    "that, or another --xpid"
+                )
+        rundir.load_weights(self.model, saved, vars(flags))
+        self.optimizer.load_state_dict(saved["optimizer_state_dict"])
+        for group in self.optimizer.param_groups:  # The flags of now, not of then.
+            for name in group.keys() & {"eps", "alpha", "momentum"}:
+                group[name] = self.optimizer.defaults[name]
+        self.step, self.updates = saved["step"], saved["updates"]
+
+
+def build_learner(flags: argparse.Namespace, spec: libbeast.EnvSpec) -> Learner:
+    num_actions = num_actions_of(servers.to_space(spec.action))
+    space = servers.to_space(spec.observation)
+    model = create_model(flags, space, num_actions)
+    model.to(flags.learner_device)
+    kwargs: dict[str, Any] = {"lr": flags.learning_rate, "eps": flags.epsilon}
+    optimizer: torch.optim.Optimizer
+    if flags.optimizer == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), fused=True, **kwargs)
+    else:
+        kwargs |= {"alpha": flags.rmsprop_alpha, "momentum": flags.rmsprop_momentum}
+        optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, **kwargs)
+    forward = torch.compile(model) if flags.compile else model
+    return Learner(model, optimizer, forward=forward)
+
+
+def learn(
+    flags: argparse.Namespace, learner: Learner, batch: rollouts.Batch
+) -> dict[str, float]:
+    """One update; gives what the log shows of it."""
+    learner.last_batch = batch
+    done = min(learner.step / flags.total_steps, 1.0) if flags.lr_decay else 0.0
+    for group in learner.optimizer.param_groups:
+        group["lr"] = flags.learning_rate * (1 - done)
+    losses = compute_losses(flags, learner.forward, batch.rows, batch.core_state)
+    learner.optimizer.zero_grad()
+    losses["total_loss"].backward()
+    grad_norm = nn.utils.clip_grad_norm_(
+        learner.model.parameters(), flags.grad_norm_clipping
+    )
+    stats = {name: loss.item() for name, loss in losses.items()}
+    stats["grad_norm"] = grad_norm.item()
+    rundir.check_finite(stats, learner.step)
+    learner.optimizer.step()
+    versions = batch.rows["policy_version"][:-1].float()
+    stats["policy_lag"] = learner.updates - versions.mean().item()
+    stats["learning_rate"] = flags.learning_rate * (1 - done)
+    learner.step += flags.unroll_length * flags.batch_size
+    learner.updates += 1
+    return stats
+
+
+def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
+    """Saves weights that still give a finite loss; else raises and keeps the last."""
+    if learner.last_batch is not None:
+        learner.model.eval()
+        with torch.no_grad():
+            batch = learner.last_batch
+            losses = compute_losses(flags, learner.model, batch.rows, batch.core_state)
+        learner.model.train()
+        rundir.check_finite(
+            {name: loss.item() for name, loss in losses.items()}, learner.step
+        )
+    run.save(learner.state())
+
+
+def finished_games(rows: dict[str, Any]) -> list[rundir.Episode]:
+    """(return, steps) of the games that ended in rollouts of rows [T + 1, B, ...].
+
+    A game has ended where the next row begins one; row 0 repeats the last row of the
+    rollout before, so each pair of rows is seen once.
+    """
+    begins = rows["first"][1:] & (rows["episode_step"][1:] == 0)  # [T, B]
+    ended = begins & (rows["terminated"] | rows["truncated"])[:-1]
+    returns = rows["episode_return"][:-1][ended].tolist()
+    return list(zip(returns, rows["episode_step"][:-1][ended].tolist(), strict=True))
+
+
+# -------------------------------------------------------------------------- threads
+
+
+class Actors:
+    """Everything that makes batches; use it with `with`, then ask for next_batch().
+
+    Threads: the actor pool, inference, one that fetches the next batch, one that looks
+    after them. next_batch() raises the first error of any.
+    """
+
+    def __init__(
+        self,
+        flags: argparse.Namespace,
+        weights: Weights,
+        local: servers.LocalServers,
+        num_envs: int,
+        seed: int,
+    ) -> None:
+        self.flags, self.local = flags, local
+        self.learner_queue = libbeast.BatchingQueue(
+            batch_dim=1,
+            minimum_batch_size=flags.batch_size,
+            maximum_batch_size=flags.batch_size,
+            maximum_queue_size=max(flags.batch_size, num_envs),
+            pin_memory=flags.learner_device != "cpu",
+        )
+        self.inference_batcher = libbeast.DynamicBatcher(
+            batch_dim=1,
+            minimum_batch_size=1,
+            maximum_batch_size=max(flags.max_inference_batch, num_envs),
+            pin_memory=flags.actor_device != "cpu",
+        )
+        self.pool = libbeast.ActorPool(
+            flags.unroll_length,
+            self.learner_queue,
+            self.inference_batcher,
+            local.addresses,
+            tree_map(lambda x: x.cpu(), weights.models[0].initial_state(1)),
+            run_id=flags.xpid,
+            connect_timeout_s=flags.connect_timeout_s,
+            step_timeout_s=flags.step_timeout_s,
+            **local.client_options(),
+        )
+        self.watch = servers.Watch(self.pool, local, flags.stall_timeout_s)
+        self.error: BaseException | None = None
+        self.closing = threading.Event()
+        self.batches: queue.Queue[rollouts.Batch] = queue.Queue(maxsize=1)
+        bodies: list[Any] = [self.pool.run, self._fetch, self._look_after]
+        for i in range(flags.num_inference_threads):
+            args = (self.inference_batcher, weights, self.watch.inference, seed + i)
+            bodies.append(functools.partial(infer, flags, *args))
+        self.threads = [
+            threading.Thread(target=self._guard, args=(body,), daemon=True)
+            for body in bodies
+        ]
+
+    def __enter__(self) -> "Actors":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        self._close()
+        for thread in self.threads:
+            thread.join(timeout=10)
+            if thread.is_alive():
+                log.error("%s did not end within 10 s", thread.name)
+
+    def next_batch(self) -> rollouts.Batch | None:
+        """The next batch, None if there is none yet."""
+        if self.error is not None:
+            raise self.error
+        self.local.check()
+        with contextlib.suppress(queue.Empty):
+            return self.batches.get(timeout=0.5)
+        return None
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            # When one thread fails, others fail a moment later for its sake.
+            if self.error is None and not self.closing.is_set():
+                self.error = error
+            self._close()
+
+    def _close(self) -> None:
+        self.closing.set()
+        for closable in (self.inference_batcher, self.learner_queue):
+            with contextlib.suppress(RuntimeError):  # Closed already.
+                closable.close()
+
+    def _fetch(self) -> None:
+        device = self.flags.learner_device
+        for rows, core_state in self.learner_queue:
+            episodes = finished_games(rows)
+            if device != "cpu":
+                rows, core_state = tree_map(
+                    lambda x: x.to(device, non_blocking=True), (rows, core_state)
+                )
+                torch.cuda.current_stream(device).synchronize()
+            batch = rollouts.Batch(rows, core_state, episodes)
+            while not self.closing.is_set():
+                with contextlib.suppress(queue.Full):
+                    self.batches.put(batch, timeout=0.2)
+                    break
+
+    def _look_after(self) -> None:
+        file_read_at = time.monotonic()
+        while not self.closing.wait(0.1):
+            self.watch.look()
+            if time.monotonic() - file_read_at > 2.0:
+                file_read_at = time.monotonic()
+                for address in self.local.new_addresses():
+                    self.pool.add_address(address)
+
+
+# --------------------------------------------------------------------------- train
+
+
+STATS = (
+    "total_loss", "pg_loss", "baseline_loss", "entropy_loss", "grad_norm",
+    "learning_rate", "policy_lag", "learner_wait", "actor_restarts",
+)  # fmt: skip
+
+
+def train(flags: argparse.Namespace) -> int:
+    """Trains to total_steps or to a signal; gives the exit code."""
+    torch.manual_seed(flags.seed)
+    torch.set_num_threads(flags.learner_threads)
+    if not flags.xpid:
+        name = flags.env.replace("/", "-").replace(":", "-")
+        flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        flags.command += f" --xpid {flags.xpid}"
+    path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
+    with rundir.Run(path, "polybeast", vars(flags), STATS, flags.log_s) as run:
+        saved = run.restore()
+        step = saved["step"] if saved else 0
+        if step >= flags.total_steps:
+            raise UserError(
+                f"{path} is trained to step {step}; pass a larger --total_steps to go "
+                "on, or another --xpid"
+            )
+        seed = rollouts.derive_seed(flags.seed, step)
+        with servers.LocalServers(flags, seed) as local:
+            spec = servers.probe(flags, local)
+            log.info("environment: %s", spec.description)
+            learner = build_learner(flags, spec)
+            if saved:
+                learner.restore(saved, flags)
+            with rundir.StopSignals() as stop:
+                run.begin(learner.step)
+                log.info("%s: from step %d to %d", path, step, flags.total_steps)
+                print_plan(flags, local, spec.num_envs)
+                weights = Weights(learner.model, learner.updates, flags.actor_device)
+                with Actors(flags, weights, local, spec.num_envs, seed) as actors:
+                    try:
+                        train_loop(flags, learner, run, weights, actors, stop)
+                    finally:
+                        save(flags, learner, run)
+    if stop.received:
+        log.info("stopped by signal %d at step %d", stop.received, learner.step)
+        log.info("resume with: %s", flags.command)
+        return 128 + stop.received
+    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
+    log.info("done; see it play: python -m polybeast --mode test_render %s", where)
+    log.info("curves: tensorboard --logdir %s", flags.savedir)
+    return 0
+
+
+def print_plan(
+    flags: argparse.Namespace, local: servers.LocalServers, num_envs: int
+) -> None:
+    started = "started here" if local.process else "of your own"
+    log.info(
+        f"plan: {len(local.addresses)} streams to servers {started}, {num_envs} environments in "
+        f"each stream; inference on {flags.actor_device}, "
+        f"{flags.num_inference_threads} threads; learner on {flags.learner_device}, "
+        f"{flags.learner_threads} CPU threads, updates of {flags.batch_size} x "
+        f"{flags.unroll_length} steps; {rundir.num_cores()} cores"
+    )
+
+
+def train_loop(
+    flags: argparse.Namespace,
+    learner: Learner,
+    run: rundir.Run,
+    weights: Weights,
+    actors: Actors,
+    stop: rundir.StopSignals,
+) -> None:
+    from tqdm import tqdm
+
+    started, waited_s = time.monotonic(), 0.0
+    with tqdm(
+        total=flags.total_steps,
+        initial=learner.step,
+        unit=" steps",
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        while learner.step < flags.total_steps and not stop.received:
+            asked = time.monotonic()
+            batch = actors.next_batch()
+            waited_s += time.monotonic() - asked
+            if batch is None:
+                continue
+            with actors.watch.learning.busy():
+                stats = learn(flags, learner, batch)
+                weights.publish(learner.model, learner.updates)
+            stats["actor_restarts"] = actors.pool.stats()["restarts"]
+            stats["learner_wait"] = waited_s / (time.monotonic() - started)
+            last = learner.step >= flags.total_steps
+            if run.log(learner.step, learner.updates, stats, batch.episodes, last):
+                bar.set_postfix_str(run.summary().split(" | ", 2)[2])
+                if bar.disable:
+                    log.info(run.summary())
+                if flags.profile:
+                    log.info(actors.watch.report(flags.num_inference_threads))
+            bar.update(learner.step - bar.n)
+            if time.monotonic() - run.saved_at >= flags.checkpoint_s:
+                save(flags, learner, run)
+    log.info(actors.watch.report(flags.num_inference_threads))
+
+
+# ---------------------------------------------------------------------------- test
+
+
+def open_env(
+    flags: argparse.Namespace, num_envs: int, render_mode: str | None = None
+) -> gym.vector.VectorEnv:
+    """num_envs of create_env's environments in this process, for tests."""
+    flags.envs_per_server = num_envs
+
+    def make() -> Any:
+        return polybeast_env.create_env(flags, render_mode)
+
+    try:
+        env = make()
+        if not isinstance(env, gym.vector.VectorEnv):
+            env.close()
+            next_step = gym.vector.AutoresetMode.NEXT_STEP
+            env = gym.vector.SyncVectorEnv(
+                [make] * num_envs, copy=False, autoreset_mode=next_step
+            )
+    except (gym.error.Error, FileNotFoundError, ImportError) as error:
+        raise UserError(f"--env={flags.env}: {error}") from error
+    rollouts.check_env(env, flags.env)
+    return env
+
+
+def test(flags: argparse.Namespace) -> list[float]:
+    """Returns of num_test_episodes whole games, each the first of its environment."""
+    run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
+    saved = rundir.load_checkpoint(run_path / "model.tar")
+    for name in OF_THE_RUN:
+        if getattr(flags, name) is None:
+            setattr(flags, name, saved["flags"].get(name))
+    flags.episode_life = False
+    rendering = flags.mode == "test_render"
+    if rendering:
+        env = open_env(flags, 1, "rgb_array")
+    else:
+        env = open_env(flags, flags.num_test_episodes)
+    model = create_model(
+        flags,
+        servers.sorted_space(env.single_observation_space),
+        num_actions_of(env.single_action_space),
+    )
+    rundir.load_weights(model, saved, vars(flags))
+    model.eval()
+    returns: list[float] = []
+    videos = run_path / "videos"
+    for i in range(flags.num_test_episodes if rendering else 1):
+        frames: list[np.ndarray] | None = [] if rendering else None
+        returns += play(flags, env, model, seed=flags.seed + i, frames=frames)
+        if frames is not None:
+            fps = 15 if atari_wrappers.is_atari(flags.env) else 30
+            rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
+    env.close()
+    print(
+        f"{len(returns)} episodes of {flags.env} after {saved['step']} steps: "
+        f"mean {np.mean(returns):.2f}, min {min(returns):.2f}, "
+        f"max {max(returns):.2f}, std {np.std(returns):.2f}"
+        + (f"; videos in {videos}" if rendering else "")
+    )
+    return returns
+
+
+@torch.inference_mode()
+def play(
+    flags: argparse.Namespace,
+    env: gym.vector.VectorEnv,
+    model: Any,
+    seed: int,
+    frames: list[np.ndarray] | None,
+) -> list[float]:
+    """Return of the first episode of each environment; pictures go to frames."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = rollouts.RowMaker(env, seed)
+    row = rows.initial()
+    core_state = model.initial_state(env.num_envs)
+    returns: dict[int, float] = {}
+    while len(returns) < env.num_envs:
+        if frames is not None:
+            pictures: Any = env.render()
+            frames.append(np.asarray(pictures[0]))
+        inputs = tree_map(lambda x: x[None], row)
+        inputs["observation"] = servers.sorted_nest(inputs["observation"])
+        outputs, core_state = model(inputs, core_state)
+        logits = outputs["policy_logits"][0]  # [K, A]
+        actions = logits.argmax(-1) if flags.greedy else sample(logits, generator)
+        row = rows.step(actions.numpy())
+        ended = row["terminated"] | row["truncated"]
+        for k in ended.nonzero().flatten().tolist():
+            returns.setdefault(k, row["episode_return"][k].item())
+    return [returns[k] for k in range(env.num_envs)]
+
+
+# ---------------------------------------------------------------------------- main
+
+
+def main(flags: argparse.Namespace) -> int:
+    polybeast_env.set_up_logging()
+    try:
+        check_flags(flags)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        if flags.mode == "train":
+            return train(flags)
+        test(flags)
+        return 0
+    except UserError as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser.parse_args()))

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment servers as the learner sees them: start, ask, watch, explain.
+
+What no research idea edits, shared by agents on libbeast. Flags are those of
+polybeast.py, environment and security flags those of polybeast_env.py.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import pathlib
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import libbeast
+import numpy as np
+
+import polybeast_env
+from rundir import UserError
+
+log = logging.getLogger("chimera.servers")
+
+
+def given_addresses(flags: argparse.Namespace) -> list[str]:
+    """Of --server_addresses and its file as it is now."""
+    words = (flags.server_addresses or "").split(",")
+    if flags.server_addresses_file:
+        try:
+            text = pathlib.Path(flags.server_addresses_file).read_text()
+        except OSError as error:
+            raise UserError(
+                f"--server_addresses_file={flags.server_addresses_file}: "
+                f"{error.strerror}"
+            ) from None
+        words += [line.partition("#")[0] for line in text.splitlines()]
+    return [word.strip() for word in words if word.strip()]
+
+
+class LocalServers:
+    """`python -m polybeast_env` on this machine, for the time of a `with` block.
+
+    They end with the block, and with this process however it ends: they read a pipe
+    that closes then. Without servers to start, this does nothing.
+    """
+
+    def __init__(self, flags: argparse.Namespace, seed: int) -> None:
+        self.flags, self.seed = flags, seed
+        self.process: subprocess.Popen[bytes] | None = None
+        self.directory = ""
+
+    def __enter__(self) -> "LocalServers":
+        flags = self.flags
+        self.addresses = given_addresses(flags)
+        if self.addresses or flags.server_addresses_file:
+            return self
+        self.directory = tempfile.mkdtemp(prefix="polybeast-")
+        first = f"unix:{self.directory}/env"
+        self.addresses = polybeast_env.addresses(first, flags.num_servers)
+        command = [sys.executable, "-m", polybeast_env.__name__]
+        for action in polybeast_env.env_parser._actions:
+            value = getattr(flags, action.dest)
+            if isinstance(action, argparse.BooleanOptionalAction):
+                command.append(f"--{'' if value else 'no-'}{action.dest}")
+            elif value is not None:
+                command.append(f"--{action.dest}={value}")
+        command += [f"--server_address={first}", f"--seed={self.seed}"]
+        for name in ("num_servers", "envs_per_server", "max_message_bytes"):
+            command.append(f"--{name}={getattr(flags, name)}")
+        root = str(pathlib.Path(polybeast_env.__file__ or "").parent.resolve())
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.process = subprocess.Popen(
+            [*command, "--until_stdin_closes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # A Ctrl-C is for us alone; we end them in turn.
+        )
+        try:
+            self._wait_until_they_listen()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_until_they_listen(self) -> None:
+        assert self.process
+        assert self.process.stdout
+        deadline = time.monotonic() + self.flags.connect_timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not selector.select(timeout=0.5):
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        "the environment servers did not listen within "
+                        f"--connect_timeout_s={self.flags.connect_timeout_s:g}"
+                    )
+        if not self.process.stdout.readline():
+            self.process.wait(timeout=30)
+            self.check()
+
+    def check(self) -> None:
+        """Raises UserError where they have given up."""
+        if self.process and self.process.poll() is not None:
+            raise UserError(
+                "the environment servers ended with exit code "
+                f"{self.process.returncode}; they say why above"
+            )
+
+    def client_options(self) -> dict[str, Any]:
+        """libbeast's keyword arguments to talk to them."""
+        if self.process:  # Behind unix sockets in a directory of our own.
+            return {"max_message_bytes": self.flags.max_message_bytes}
+        options = polybeast_env.security_options(self.flags)
+        return options | {"tls_server_name": self.flags.tls_server_name}
+
+    def new_addresses(self) -> list[str]:
+        """Lines that the file of addresses has gained since the last time."""
+        if not self.flags.server_addresses_file:
+            return []
+        try:
+            added = given_addresses(self.flags)
+        except UserError:  # It is being replaced just now.
+            return []
+        for address in self.addresses:
+            if address in added:
+                added.remove(address)
+        for address in added:
+            log.info("one more stream: %s", address)
+        self.addresses += added
+        return added
+
+    def kill(self) -> None:
+        """At once, from any thread."""
+        if self.process and self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        if self.process:
+            assert self.process.stdin
+            assert self.process.stdout
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            try:
+                self.process.wait(timeout=8)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.process.wait()
+            self.process.stdout.close()
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
+    """What the servers serve, as the first says that answers; waits for one."""
+    deadline = time.monotonic() + flags.connect_timeout_s
+    patience_s = 5.0  # For each address; longer each round, as some build slowly.
+    reason = "there is no address yet"
+    while time.monotonic() < deadline:
+        for address in dict.fromkeys(local.addresses):
+            local.check()
+            left_s = max(deadline - time.monotonic(), 0.1)
+            try:
+                return libbeast.probe(
+                    address, min(patience_s, left_s), **local.client_options()
+                )
+            except TimeoutError as error:
+                if str(error) != reason:
+                    log.info("waiting for a server: %s", error)
+                reason = str(error)
+            except ConnectionError as error:
+                raise UserError(str(error)) from error
+            except RuntimeError as error:
+                raise UserError(f"the environment cannot be made: {error}") from error
+        patience_s *= 2
+        if not local.addresses:
+            time.sleep(1.0)
+            local.new_addresses()
+    raise UserError(
+        f"no environment server within --connect_timeout_s={flags.connect_timeout_s:g}: "
+        f"{reason}"
+    )
+
+
+def to_space(spec: Any) -> gym.Space:
+    """The gymnasium space of what a server says it is."""
+    if isinstance(spec, dict):
+        return gym.spaces.Dict({key: to_space(part) for key, part in spec.items()})
+    if isinstance(spec, tuple):
+        return gym.spaces.Tuple([to_space(part) for part in spec])
+    if spec.num_values:
+        return gym.spaces.Discrete(spec.num_values, start=spec.start)
+    named = {"bool": "uint8", "bfloat16": "float32"}  # What numpy or Box cannot do.
+    dtype = np.dtype(named.get(spec.dtype, spec.dtype))
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return gym.spaces.Box(low, high, spec.shape, dtype.type)
+
+
+def sorted_space(space: gym.Space) -> gym.Space:
+    """space with the keys of Dicts in the order in which they come over the wire."""
+    if isinstance(space, gym.spaces.Dict):
+        parts = {key: sorted_space(space[key]) for key in sorted(space)}
+        return gym.spaces.Dict(parts)
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([sorted_space(part) for part in space])
+    return space
+
+
+def sorted_nest(nest: Any) -> Any:
+    """nest with the keys of dicts in that order."""
+    if isinstance(nest, dict):
+        return {key: sorted_nest(nest[key]) for key in sorted(nest)}
+    if isinstance(nest, tuple):
+        return tuple(sorted_nest(part) for part in nest)
+    return nest
+
+
+class Clock:
+    """How long threads of one kind have been busy; any thread may look."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.busy_s = 0.0
+        self.since: dict[int, float] = {}  # By thread, of those that are busy now.
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        thread, began = threading.get_ident(), time.monotonic()
+        self.since[thread] = began
+        try:
+            yield
+        finally:
+            del self.since[thread]
+            self.busy_s += time.monotonic() - began
+            self.count += 1
+
+
+class Watch:
+    """Sees where streams and threads spend their time; a thread calls look() often.
+
+    Raises UserError from look() when nothing has moved for stall_timeout_s, having said
+    which stage is stuck; a process that does not end then is ended.
+    """
+
+    STAGES = ("connecting", "in_environment", "in_inference", "in_learner_queue")
+    EXIT_S = 15.0  # After a stall is found: for a last checkpoint, if that works.
+
+    def __init__(
+        self, pool: libbeast.ActorPool, servers: LocalServers, stall_timeout_s: float
+    ) -> None:
+        self.pool, self.servers, self.stall_timeout_s = pool, servers, stall_timeout_s
+        self.inference, self.learning = Clock(), Clock()
+        self.started = self.moved = time.monotonic()
+        self.counts: tuple[int, ...] = ()
+        self.seen: dict[str, int] = dict.fromkeys(self.STAGES, 0)
+
+    def look(self) -> None:
+        now = time.monotonic()
+        stats: Any = self.pool.stats()
+        for stage in self.STAGES:
+            self.seen[stage] += stats[stage]
+        counts = (stats["steps"], self.inference.count, self.learning.count)
+        if counts != self.counts:
+            self.moved, self.counts = now, counts
+        if now - self.moved > self.stall_timeout_s:
+            raise self._stalled(now - self.moved, stats)
+
+    def _stalled(self, stalled_s: float, stats: Any) -> UserError:
+        def is_stuck(clock: Clock) -> bool:
+            now = time.monotonic()
+            return any(now - t > stalled_s / 2 for t in list(clock.since.values()))
+
+        if is_stuck(self.learning):
+            stuck = "learner: an update does not come to an end"
+        elif is_stuck(self.inference):
+            stuck = "inference: the model does not come to an end"
+        elif stats["in_environment"] or stats["connecting"]:
+            stuck = "servers: no environment answers"
+        elif stats["in_inference"]:
+            stuck = "inference: actors wait and nobody answers them"
+        else:
+            stuck = "learner queue: nobody takes from it"
+        streams = ", ".join(f"{stats[s]} {s.replace('_', ' ')}" for s in self.STAGES)
+        errors = "; ".join(f"{at}: {e}" for at, e in stats["last_errors"].items())
+        text = (
+            f"nothing has moved for {stalled_s:.0f} s (--stall_timeout_s); stuck at the "
+            f"{stuck}. Streams: {streams}. Last errors: {errors or 'none'}"
+        )
+        log.error("%s. All Python stacks follow", text)
+        faulthandler.dump_traceback(all_threads=True)
+        # The main thread gets the error, unless it is itself the one that is stuck.
+        ending = threading.Timer(self.EXIT_S, self._exit)
+        ending.daemon = True
+        ending.start()
+        return UserError(text)
+
+    def _exit(self) -> None:
+        log.error(
+            "the process does not end by itself; the last checkpoint is as it was"
+        )
+        self.servers.kill()
+        os._exit(1)
+
+    def report(self, num_inference_threads: int) -> str:
+        """Where the time went, the bottleneck, and the flag to try."""
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        stats: Any = self.pool.stats()
+        streams = max(sum(self.seen.values()), 1)
+        share = {stage: count / streams for stage, count in self.seen.items()}
+        # Of the time that streams are away, servers say how much was in environments.
+        away_s = share["in_environment"] * seconds * stats["streams"]
+        environment = share["in_environment"] * min(
+            stats["environment_s"] / max(away_s, 1e-9), 1.0
+        )
+        transport = share["in_environment"] - environment
+        learning = self.learning.busy_s / seconds
+        inference = self.inference.busy_s / seconds / num_inference_threads
+        steps_per_batch = stats["steps"] / max(self.inference.count, 1)
+        if share["connecting"] > 0.3:
+            said = "servers are missing: see the warnings above"
+        elif learning > 0.85:
+            said = (
+                "the learner is the bottleneck: try --learner_device cuda, more "
+                "--learner_threads, --compile or a smaller --net"
+            )
+        elif inference > 0.85:
+            said = (
+                "inference is the bottleneck: try --actor_device cuda, more "
+                "--num_inference_threads or more --envs_per_server"
+            )
+        elif max(environment, transport) < 0.3:
+            said = "no stage stands out: the cores are shared; add cores or machines"
+        elif environment > transport:
+            said = "the environments are the bottleneck: try more --num_servers"
+        else:
+            said = "transport is the bottleneck: try more --envs_per_server"
+        return (
+            f"time: learner busy {learning:.0%}; inference busy {inference:.0%} with "
+            f"{steps_per_batch:.1f} steps a batch; streams {environment:.0%} in "
+            f"environments, {transport:.0%} in transport, {share['in_inference']:.0%} in "
+            f"inference, {share['in_learner_queue']:.0%} in the learner queue, "
+            f"{share['connecting']:.0%} connecting: {said}"
+        )
