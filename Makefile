@@ -30,9 +30,11 @@ help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
 train: $(VENV)/ready
-	@$(MAKE) --no-print-directory libbeast || \
-	  echo "Training with MonoBeast, which does not need libbeast."
-	$(BIN)/python -m monobeast --env $(ENV) $(ARGS)
+	@agent=polybeast; \
+	[ -z "$$CHIMERA_NO_LIBBEAST" ] && $(MAKE) --no-print-directory libbeast || { \
+	  echo "Training with MonoBeast, which does not need libbeast."; agent=monobeast; }; \
+	echo "$(BIN)/python -m $$agent --env $(ENV) $(ARGS)"; \
+	exec $(BIN)/python -m $$agent --env $(ENV) $(ARGS)
 
 test: libbeast
 ifndef CHIMERA_NO_LIBBEAST

@@ -128,7 +128,7 @@ g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the lear
 
 # A test takes these from the run's checkpoint unless they are given.
 OF_THE_RUN = {
-    "env": "PongNoFrameskip-v4", "net": "auto", "use_lstm": False,
+    "env": polybeast_env.DEFAULT_ENV, "net": "auto", "use_lstm": False,
     "full_action_set": False, "sticky_actions": None,
 }  # fmt: skip
 
@@ -480,7 +480,10 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, version: int, device: str) -> None:
-        self.models = [copy.deepcopy(model).to(device).eval() for _ in range(2)]
+        self.models: list[Any] = [
+            copy.deepcopy(model).to(device).eval() for _ in range(2)
+        ]
+        self.initial_state = self.models[0].initial_state(1)
         self.versions = [version, version]
         self.newest = 0
         self.num_readers = [0, 0]
@@ -679,7 +682,7 @@ class Actors:
             self.learner_queue,
             self.inference_batcher,
             local.addresses,
-            tree_map(lambda x: x.cpu(), weights.models[0].initial_state(1)),
+            tree_map(lambda x: x.cpu(), weights.initial_state),
             run_id=flags.xpid,
             connect_timeout_s=flags.connect_timeout_s,
             step_timeout_s=flags.step_timeout_s,

@@ -35,6 +35,8 @@ import atari_wrappers
 
 log = logging.getLogger("chimera.env")
 
+DEFAULT_ENV = "PongNoFrameskip-v4"
+
 # --------------------------------------------------------------------------- flags
 
 
@@ -51,7 +53,7 @@ yes_no = argparse.BooleanOptionalAction
 
 env_parser = argparse.ArgumentParser(add_help=False)
 g = env_parser.add_argument_group("environment")
-g.add_argument("--env", help="gymnasium id; gym:ID for the old gym [PongNoFrameskip-v4]")  # fmt: skip
+g.add_argument("--env", help=f"gymnasium id; gym:ID for the old gym [{DEFAULT_ENV}]")  # fmt: skip
 g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
 g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions [no]")
 g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
@@ -85,7 +87,7 @@ g.add_argument("--until_stdin_closes", default=False, action=yes_no, help="end w
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what was not given; raises ValueError saying what to type."""
-    flags.env = flags.env or "PongNoFrameskip-v4"
+    flags.env = flags.env or DEFAULT_ENV
     for name in ("num_servers", "envs_per_server", "max_streams", "max_deaths"):
         if getattr(flags, name) < 1:
             raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
@@ -246,7 +248,7 @@ class Servers:
         pipes = {pipe: i for i, pipe in enumerate(self.pipes) if pipe}
         for heard in multiprocessing.connection.wait([*sentinels, *pipes], timeout_s):
             if heard in pipes:
-                self._hear(pipes[heard])  # type: ignore[index]
+                self._hear(pipes[heard])
             elif isinstance(heard, int):
                 self._bury(sentinels[heard])
 

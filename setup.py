@@ -123,7 +123,16 @@ setup(
     description="IMPALA with V-trace in one Python file, made to be forked",
     license="Apache-2.0",
     python_requires=">=3.11",
-    py_modules=["monobeast", "vtrace", "atari_wrappers", "rollouts", "rundir"],
+    py_modules=[
+        "monobeast",
+        "polybeast",
+        "polybeast_env",
+        "servers",
+        "vtrace",
+        "atari_wrappers",
+        "rollouts",
+        "rundir",
+    ],
     ext_modules=[] if os.environ.get("CHIMERA_NO_LIBBEAST") else [core],
     cmdclass={"build_ext": BuildWithCMake},
     install_requires=[

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close monobeast comes to the rate that its cores allow.
+"""How close monobeast and polybeast come to the rate that the cores allow.
 
-    python -m benchmarks.ideal_rate                     # Pong, about 5 minutes.
+    python -m benchmarks.ideal_rate                     # Pong, about 9 minutes.
     python -m benchmarks.ideal_rate --seconds 20 --rounds 1 --env CartPole-v1
+    python -m benchmarks.ideal_rate --agents polybeast
 
 Environment, inference and learning are measured alone, on one core, in CPU seconds per
-step; the ideal rate is the number of cores over their sum. Then monobeast trains for a
-while, and its steady rate is set beside the ideal. The parts are measured before and
+step; the ideal rate is the number of cores over their sum. Then the agents train for a
+while, and their steady rates are set beside the ideal. The parts are measured before and
 after each run and the medians taken, since the machine may change its speed meanwhile.
 """
 
@@ -88,13 +89,13 @@ def measure_parts(flags: argparse.Namespace, seconds: float) -> dict[str, float]
     return {name: 1e3 * value for name, value in result.items()}
 
 
-def measure_run(args: list[str], seconds: float) -> float:
+def measure_run(agent: str, args: list[str], seconds: float) -> float:
     """Steady steps/s of a real run, without its first 15 seconds of steps."""
     with tempfile.TemporaryDirectory() as savedir:
         endless = ["--total_steps=1000000000", "--no-lr_decay", "--log_s=1"]
         where = [f"--savedir={savedir}", "--xpid=bench"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "monobeast", *where, *endless, *args],
+            [sys.executable, "-m", agent, *where, *endless, *args],
             cwd=ROOT,
             stderr=subprocess.DEVNULL,
         )
@@ -112,7 +113,7 @@ def steady_rate(process: Any, logs: pathlib.Path, seconds: float) -> float:
     while time.monotonic() < deadline:
         time.sleep(0.5)
         if process.poll() is not None:
-            raise RuntimeError(f"monobeast ended with exit code {process.returncode}")
+            raise RuntimeError(f"the agent ended with exit code {process.returncode}")
         if not logs.exists():
             continue
         with logs.open(newline="") as file:
@@ -129,21 +130,23 @@ def main() -> None:
     )
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("--seconds", default=40.0, type=float, help="of each run")
+    parser.add_argument("--agents", default="monobeast,polybeast")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
     own, rest = parser.parse_known_args()
     flags = monobeast.parser.parse_args(rest)
     monobeast.check_flags(flags)
     cores = rundir.num_cores()
     parts: list[dict[str, float]] = []
-    rates = []
+    rates: dict[str, list[float]] = {agent: [] for agent in own.agents.split(",")}
     for _ in range(own.rounds):
         parts.append(measure_parts(flags, own.seconds / 8))
-        rates.append(measure_run(rest, own.seconds))
-        parts.append(measure_parts(flags, own.seconds / 8))
+        for agent in rates:
+            rates[agent].append(measure_run(agent, rest, own.seconds))
+            parts.append(measure_parts(flags, own.seconds / 8))
     mean = {name: statistics.median(p[name] for p in parts) for name in parts[0]}
     ideals = [1e3 * cores / sum(p.values()) for p in parts]
     ideal = 1e3 * cores / sum(mean.values())
-    rate = statistics.median(rates)
+    ratios = {agent: statistics.median(seen) / ideal for agent, seen in rates.items()}
     print(f"{flags.env}, {cores} cores, T={flags.unroll_length}, B={flags.batch_size}, "
           f"{flags.num_actors} x {flags.envs_per_actor} environments")  # fmt: skip
     for name, value in mean.items():
@@ -151,12 +154,13 @@ def main() -> None:
     print(
         f"  ideal        {ideal:6.0f} steps/s ({min(ideals):.0f} to {max(ideals):.0f})"
     )
-    print(f"  monobeast    {rate:6.0f} steps/s ({min(rates):.0f} to {max(rates):.0f})")
-    print(f"  ratio        {rate / ideal:6.2f}")
+    for agent, seen in rates.items():
+        print(f"  {agent:12} {statistics.median(seen):6.0f} steps/s "
+              f"({min(seen):.0f} to {max(seen):.0f}), {ratios[agent]:.2f} of the ideal")  # fmt: skip
     if own.out:
         own.out.parent.mkdir(parents=True, exist_ok=True)
         report = {"flags": vars(flags), "cores": cores, "ms_per_step": mean}
-        report |= {"ideal": ideal, "rates": rates, "ratio": rate / ideal}
+        report |= {"ideal": ideal, "rates": rates, "ratios": ratios}
         own.out.write_text(json.dumps(report, indent=1) + "\n")
 
 

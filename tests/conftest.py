@@ -23,6 +23,7 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
     collect_ignore = [
         "test_actor_pool.py",
         "test_env_server.py",
+        "test_examples.py",
         "test_libbeast.py",
         "test_polybeast.py",
         "test_servers.py",

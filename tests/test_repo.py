@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a stranger meets first: README, make, the listing."""
 
+import importlib
+import os
 import re
 import shlex
 import shutil
@@ -9,14 +11,13 @@ import sys
 
 import pytest
 
-import monobeast
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line.partition("#")[0].strip()
     for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if line.strip()
 ]
 
@@ -49,19 +50,32 @@ def test_make_train_passes_things_on():
         text=True,
         check=True,
     )
-    assert "monobeast --env BreakoutNoFrameskip-v4 --total_steps 1000" in shown.stdout
+    assert "--env BreakoutNoFrameskip-v4 --total_steps 1000" in shown.stdout
 
 
 def test_python_commands_of_the_readme_run(tmp_path, monkeypatch):
     """In their order, since some test what others trained; cut short."""
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(c) for c in COMMANDS if c.startswith("python -m monobeast")]
-    assert len(commands) >= 6
-    for _, _, _, *args in commands:
-        short = ["--total_steps=100", "--unroll_length=5", "--num_actors=0"]
-        short += ["--envs_per_actor=2", "--batch_size=2", "--log_s=0.01"]
-        flags = monobeast.parser.parse_args([*args, *short])
-        assert monobeast.main(flags) == 0, args
+    commands = [shlex.split(c) for c in COMMANDS if c.startswith("python -m ")]
+    short = ["--total_steps=100", "--unroll_length=5", "--batch_size=2", "--log_s=0.01"]
+    own = {
+        "monobeast": ["--num_actors=0", "--envs_per_actor=2"],
+        "polybeast": ["--num_servers=1", "--envs_per_server=2"],
+    }
+    if os.environ.get("CHIMERA_NO_LIBBEAST"):
+        del own["polybeast"]
+    num_run = 0
+    for _, _, name, *args in commands:
+        if name in own and "--server_addresses" not in args:
+            agent = importlib.import_module(name)
+            flags = agent.parser.parse_args([*args, *short, *own[name]])
+            assert agent.main(flags) == 0, args
+            num_run += 1
+        elif name != "tools.plot" and "polybeast" in own:
+            importlib.import_module(name).parser.parse_args(args)
+    assert num_run >= 4
+    if "polybeast" not in own:  # It trains what is plotted.
+        return
     plots = [shlex.split(c) for c in COMMANDS if c.startswith("python -m tools.plot")]
     assert plots
     for _, *args in plots:
