@@ -55,7 +55,7 @@ asan tsan: packages
 	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DBEAST_SANITIZE=$(KIND) \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build build/$@
-	BEAST_ROUNDS=1 BEAST_FUZZ=500 BEAST_SECONDS=1 $(BIN)/ctest --test-dir build/$@ \
+	BEAST_ROUNDS=1 BEAST_FUZZ=500 BEAST_SECONDS=5 $(BIN)/ctest --test-dir build/$@ \
 	  --output-on-failure --parallel 2 --repeat until-fail:$(ROUNDS)
 
 lint: $(VENV)/ready

@@ -201,10 +201,14 @@ def to_space(spec: Any) -> gym.Space:
         return gym.spaces.Tuple([to_space(part) for part in spec])
     if spec.num_values:
         return gym.spaces.Discrete(spec.num_values, start=spec.start)
-    named = {"bool": "uint8", "bfloat16": "float32"}  # What numpy or Box cannot do.
-    dtype = np.dtype(named.get(spec.dtype, spec.dtype))
+    # numpy has no bfloat16.
+    dtype = np.dtype("float32" if spec.dtype == "bfloat16" else spec.dtype)
+    low: float
+    high: float
     if dtype.kind == "f":
         low, high = -np.inf, np.inf
+    elif dtype.kind == "b":
+        low, high = 0, 1
     else:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     return gym.spaces.Box(low, high, spec.shape, dtype.type)
@@ -236,6 +240,7 @@ class Clock:
         self.count = 0
         self.busy_s = 0.0
         self.since: dict[int, float] = {}  # By thread, of those that are busy now.
+        self.lock = threading.Lock()
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -245,8 +250,9 @@ class Clock:
             yield
         finally:
             del self.since[thread]
-            self.busy_s += time.monotonic() - began
-            self.count += 1
+            with self.lock:
+                self.busy_s += time.monotonic() - began
+                self.count += 1
 
 
 class Watch:
@@ -284,10 +290,11 @@ class Watch:
             now = time.monotonic()
             return any(now - t > stalled_s / 2 for t in list(clock.since.values()))
 
-        if is_stuck(self.learning):
-            stuck = "learner: an update does not come to an end"
-        elif is_stuck(self.inference):
+        # Inference first: a learner waits for it to publish its weights.
+        if is_stuck(self.inference):
             stuck = "inference: the model does not come to an end"
+        elif is_stuck(self.learning):
+            stuck = "learner: an update does not come to an end"
         elif stats["in_environment"] or stats["connecting"]:
             stuck = "servers: no environment answers"
         elif stats["in_inference"]:

@@ -343,11 +343,11 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void on_enqueued(std::exception_ptr error) {
+    if (!error) ++pool_.num_rollouts;  // Also where the pool was stopped meanwhile.
     std::lock_guard lock(mu_);
     if (stage_ != Stage::kQueue) return;
     try {
       if (error) std::rethrow_exception(error);
-      ++pool_.num_rollouts;
       num_failures_ = 0;
       backoff_ = pool_.options.min_backoff;
       post_action();

@@ -64,11 +64,14 @@ void DynamicBatcher::Batch::set_outputs(const Nest& outputs) {
 }
 
 void DynamicBatcher::Batch::fail(const std::string& reason) {
-  fail(std::make_exception_ptr(std::runtime_error(reason)));
+  fail([&] { return std::make_exception_ptr(std::runtime_error(reason)); });
 }
 
-void DynamicBatcher::Batch::fail(std::exception_ptr error) {
-  for (Waiter& waiter : settle(State::kFailed)) waiter.answer(nullptr, 0, 0, error);
+void DynamicBatcher::Batch::fail(
+    const std::function<std::exception_ptr()>& make_error) {
+  for (Waiter& waiter : settle(State::kFailed)) {
+    waiter.answer(nullptr, 0, 0, make_error());
+  }
 }
 
 DynamicBatcher::DynamicBatcher(Options options)
@@ -239,7 +242,7 @@ bool DynamicBatcher::close() {
   if (to_wake) to_wake->wake();
   for (Item& item : items) item.waiter.answer(nullptr, 0, 0, batcher_is_closed());
   for (const auto& weak : outstanding) {
-    if (auto batch = weak.lock()) batch->fail(batcher_is_closed());
+    if (auto batch = weak.lock()) batch->fail(batcher_is_closed);
   }
   return true;
 }

@@ -56,7 +56,8 @@ class DynamicBatcher {
     enum class State { kOpen, kAnswered, kFailed };
     Batch() = default;
     std::vector<Waiter> settle(State state);  // Empty if it was settled before.
-    void fail(std::exception_ptr error);
+    // Each waiter gets an exception of its own: they rethrow it in threads of theirs.
+    void fail(const std::function<std::exception_ptr()>& make_error);
 
     std::shared_ptr<Shared> shared_;  // What all batches of a batcher have in common.
     Nest inputs_;

@@ -47,7 +47,8 @@ def wait_for(condition, what, seconds=60):
         if result := condition():
             return result
         time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {seconds} s")
+    shown = what() if callable(what) else what
+    raise AssertionError(f"{shown}: not within {seconds} s")
 
 
 def read_logs(path):

@@ -588,7 +588,7 @@ TEST(fields_may_come_in_any_order_with_unknown_ones_between) {
     if (has_unknown) {
       for (size_t i = shuffled.size() + 1; i-- > 0;) {
         shuffled.insert(shuffled.begin() + static_cast<int64_t>(i),
-                        {8, unknown_fields(8)});
+                        {9, unknown_fields(9)});
       }
     }
     std::string message = join(shuffled);

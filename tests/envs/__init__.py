@@ -69,6 +69,13 @@ class Nested(gym.Env):
         return observation, np.float64(1), self.steps == 9, False, {"extra": "text"}
 
 
+class Life(Counting):
+    """Observations are the process that made them, and its step in the episode."""
+
+    def _observation(self) -> np.ndarray:
+        return np.array([os.getpid(), self.step_number], np.float32)
+
+
 class Troubled(Counting):
     """Does what the environment variable TROUBLE says, at its 30th step.
 
@@ -104,5 +111,6 @@ gym.register(
     max_episode_steps=5,
     kwargs={"length": 99},
 )
+gym.register("Life-v0", "tests.envs:Life", kwargs={"length": 1000})
 gym.register("Nested-v0", "tests.envs:Nested")
 gym.register("Troubled-v0", "tests.envs:Troubled")
