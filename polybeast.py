@@ -94,7 +94,7 @@ g.add_argument("--server_addresses_file", help="the same as a file, one per line
 g.add_argument("--tls_server_name", help="name in the servers' certificate, if not that of the address")  # fmt: skip
 g.add_argument("--connect_timeout_s", default=300.0, type=float, help="so long without any server ends the run")  # fmt: skip
 g.add_argument("--step_timeout_s", default=300.0, type=float, help="a server that takes longer for a step is given up")  # fmt: skip
-g.add_argument("--num_servers", type=int, help="to start here [half the cores, 1 to 8]")
+g.add_argument("--num_servers", type=int, help="to start here [half the cores, 2 to 8]")
 g.add_argument("--envs_per_server", type=int, help="of those started here [32 / num_servers]")  # fmt: skip
 g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
 g.add_argument("--num_inference_threads", default=1, type=int, help="threads that answer actors")  # fmt: skip
@@ -149,7 +149,7 @@ def check_flags(flags: argparse.Namespace) -> None:
                     "python -m polybeast_env instead"
                 )
     if flags.num_servers is None:
-        flags.num_servers = min(max(cores // 2, 1), 8)
+        flags.num_servers = min(max(cores // 2, 2), 8)
     if flags.envs_per_server is None:
         flags.envs_per_server = max(32 // max(flags.num_servers, 1), 1)
     if flags.learner_threads is None:
@@ -691,7 +691,10 @@ class Actors:
         self.watch = servers.Watch(self.pool, local, flags.stall_timeout_s)
         self.error: BaseException | None = None
         self.closing = threading.Event()
-        self.batches: queue.Queue[rollouts.Batch] = queue.Queue(maxsize=1)
+        # A batch that waits grows old. Where it has to be copied to a GPU, one may wait.
+        self.wanted = threading.Semaphore(0 if flags.learner_device == "cpu" else 1)
+        self.is_asked = False
+        self.batches: queue.SimpleQueue[rollouts.Batch] = queue.SimpleQueue()
         bodies: list[Any] = [self.pool.run, self._fetch, self._look_after]
         for i in range(flags.num_inference_threads):
             args = (self.inference_batcher, weights, self.watch.inference, seed + i)
@@ -718,8 +721,13 @@ class Actors:
         if self.error is not None:
             raise self.error
         self.local.check()
+        if not self.is_asked:
+            self.wanted.release()
+        self.is_asked = True
         with contextlib.suppress(queue.Empty):
-            return self.batches.get(timeout=0.5)
+            batch = self.batches.get(timeout=0.5)
+            self.is_asked = False
+            return batch
         return None
 
     def _guard(self, body: Callable[[], None]) -> None:
@@ -739,18 +747,20 @@ class Actors:
 
     def _fetch(self) -> None:
         device = self.flags.learner_device
-        for rows, core_state in self.learner_queue:
+        while not self.closing.is_set():
+            if not self.wanted.acquire(timeout=0.2):
+                continue
+            try:
+                rows, core_state = next(self.learner_queue)
+            except StopIteration:
+                return
             episodes = finished_games(rows)
             if device != "cpu":
                 rows, core_state = tree_map(
                     lambda x: x.to(device, non_blocking=True), (rows, core_state)
                 )
                 torch.cuda.current_stream(device).synchronize()
-            batch = rollouts.Batch(rows, core_state, episodes)
-            while not self.closing.is_set():
-                with contextlib.suppress(queue.Full):
-                    self.batches.put(batch, timeout=0.2)
-                    break
+            self.batches.put(rollouts.Batch(rows, core_state, episodes))
 
     def _look_after(self) -> None:
         file_read_at = time.monotonic()

@@ -306,7 +306,7 @@ def checked(flags, learner, batch):
     pids, steps = batch.rows["observation"].unbind(-1)  # [T + 1, B] each.
     assert (pids == pids[0]).all(), pids
     assert (steps.diff(dim=0) == 1)[~batch.rows["first"][1:]].all(), steps
-    print(*pids[0].int().tolist(), flush=True)
+    print(*(f"pid={pid:.0f}" for pid in pids[0].tolist()), flush=True)
     return learn(flags, learner, batch)
 polybeast.learn = checked
 sys.exit(polybeast.main(polybeast.parser.parse_args()))
@@ -329,7 +329,8 @@ def test_no_rollout_mixes_two_lives_of_a_server(tmp_path):
                 def at_work():
                     assert process.poll() is None, (tmp_path / "lives").read_text()
                     words = (tmp_path / "lives").read_text().split()
-                    return {int(w) for w in words[-20:] if w.isdigit()} - dead
+                    pids = [int(w[4:]) for w in words if w.startswith("pid=")]
+                    return set(pids[-20:]) - dead
 
                 victim = min(wait_for(at_work, "nobody works"))
                 os.kill(victim, signal.SIGKILL)
