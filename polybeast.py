@@ -521,6 +521,7 @@ def infer(
 ) -> None:
     """An inference thread: answers batches of actors until the batcher is closed."""
     torch.set_num_threads(flags.inference_threads_cpu)
+    servers.give_way()
     device = flags.actor_device
     generator = torch.Generator(device).manual_seed(seed)
     for batch in batcher:

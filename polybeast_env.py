@@ -82,6 +82,9 @@ g.add_argument("--seed", default=1, type=int, help="each stream gets its own, fr
 g.add_argument("--max_streams", default=64, type=int, help="of each server at a time; each has its own environments")  # fmt: skip
 g.add_argument("--insecure", default=False, action=yes_no, help="serve other machines without a token or TLS")  # fmt: skip
 g.add_argument("--max_deaths", default=10, type=int, help="of one server in a row, each within 2 s of its start, before giving up")  # fmt: skip
+g.add_argument(
+    "--nice", default=0, type=int, help="so much lower is the servers' priority"
+)
 g.add_argument("--until_stdin_closes", default=False, action=yes_no, help="end with the process that holds the other end of stdin")  # fmt: skip
 
 
@@ -182,6 +185,7 @@ def serve(flags: argparse.Namespace, index: int, life: int, ready: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     set_up_logging()
+    os.nice(flags.nice)
     address = addresses(flags.server_address, flags.num_servers)[index]
     options = server_options(flags)
     # Lives of a server differ, or a restarted one would play the same games again.

@@ -28,8 +28,10 @@ constexpr Argument kClientArguments[] = {
     {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 3000},  // How long one attempt may take.
     {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000},
     {GRPC_ARG_ENABLE_RETRIES, 0},  // A stream that broke is another life.
-    // A whole message of 32 frames goes out without waiting for window updates.
+    // A whole message of 32 frames goes out without waiting for window updates. That
+    // said, there is no need to measure the bandwidth, with pings and timers.
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20},
+    {GRPC_ARG_HTTP2_BDP_PROBE, 0},
 };
 
 constexpr Argument kServerArguments[] = {
@@ -42,6 +44,7 @@ constexpr Argument kServerArguments[] = {
     // Two servers on one port would share it silently.
     {GRPC_ARG_ALLOW_REUSEPORT, 0},
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20},
+    {GRPC_ARG_HTTP2_BDP_PROBE, 0},
 };
 
 std::vector<grpc::Slice> slices_of(const grpc::ByteBuffer& buffer) {

@@ -381,8 +381,14 @@ TEST(nests_are_at_most_16_deep) {
 }
 
 TEST(nests_that_would_overflow_the_stack_are_refused) {
+  std::vector<std::string> heads;  // From the inside out.
+  size_t size = 0;
+  for (int i = 0; i < 40'000; ++i) {
+    heads.push_back(tag(i % 2 + 1, 2) + varint(size));
+    size += heads.back().size();
+  }
   std::string space;
-  for (int i = 0; i < 20'000; ++i) space = bytes_field(2, bytes_field(1, space));
+  for (size_t i = heads.size(); i-- > 0;) space += heads[i];
   const std::string welcome = tag(1, 0) + varint(1) + tag(2, 0) + varint(1) +
                               bytes_field(3, space) + bytes_field(4, space);
   CHECK_THROWS(ProtocolError, welcome_of(Pieces(bytes_field(1, welcome))), "");
