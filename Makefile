@@ -41,7 +41,7 @@ ifndef CHIMERA_NO_LIBBEAST
 	$(BIN)/cmake --build build/release
 	$(BIN)/ctest --test-dir build/release --output-on-failure -j 4
 endif
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # The slow tests: learning to thresholds, 50 killed actors.
 learn-test: libbeast

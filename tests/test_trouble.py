@@ -14,6 +14,9 @@ import torch
 
 from tests.conftest import alive, wait_for
 
+# One at a time: they look for what others leave in shared memory.
+pytestmark = pytest.mark.xdist_group("shared memory")
+
 LONG = ("--total_steps=1000000000", "--envs_per_actor=4", "--batch_size=4")
 CARTPOLE = ("--env=CartPole-v1", *LONG)
 TROUBLED = ("--env=tests.envs:Troubled-v0", *LONG)
