@@ -19,6 +19,14 @@
 namespace beast::test {
 namespace {
 
+// Of the client, with the five of this test. gRPC starts threads of its own where work
+// piles up, which it does under the sanitizers: what is promised is for users' builds.
+#ifdef BEAST_SANITIZED
+constexpr int64_t kMaxThreads = 30;
+#else
+constexpr int64_t kMaxThreads = 20;
+#endif
+
 // A number of /proc/PID/status, such as Threads, or VmRSS in KiB.
 int64_t status_of(pid_t pid, const std::string& key) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
@@ -191,7 +199,7 @@ TEST(all_of_a_thousand_streams_make_progress_all_the_time) {
       CHECK(after[i] > before[i]);
       fewest = std::min(fewest, after[i] - before[i]);
     }
-    CHECK(status_of(getpid(), "Threads") < 20);
+    CHECK(status_of(getpid(), "Threads") < kMaxThreads);
     CHECK(running.wait_for(0s) == std::future_status::timeout);
     Watchdog::the().feed();
   }
