@@ -583,7 +583,8 @@ TEST(a_step_that_is_under_way_is_sent_before_the_stop) {
   gate->open();
   CHECK_EQ(rows_of(client.spec(), client.read().value())[0].heard, 3);
   CHECK(!client.read());
-  // The text may be lost: gRPC's client may write to the connection just when it closes.
+  // The text may be lost: gRPC's client may write to the connection just when it
+  // closes.
   CHECK_STATUS(client.finish(), Status::UNAVAILABLE, "");
   CHECK_SOON(stopped);
   stopped.get();
