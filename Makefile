@@ -30,11 +30,12 @@ help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
 train: $(VENV)/ready
+	@$(MAKE) --no-print-directory libbeast || \
+	  echo "Training with MonoBeast, which does not need libbeast."
 	@agent=polybeast; \
-	[ -z "$$CHIMERA_NO_LIBBEAST" ] && $(MAKE) --no-print-directory libbeast || { \
-	  echo "Training with MonoBeast, which does not need libbeast."; agent=monobeast; }; \
-	echo "$(BIN)/python -m $$agent --env $(ENV) $(ARGS)"; \
-	exec $(BIN)/python -m $$agent --env $(ENV) $(ARGS)
+	[ -z "$$CHIMERA_NO_LIBBEAST" ] && $(BIN)/python -c 'import libbeast' 2>/dev/null || \
+	  agent=monobeast; \
+	set -x; exec $(BIN)/python -m $$agent --env $(ENV) $(ARGS)
 
 test: libbeast
 ifndef CHIMERA_NO_LIBBEAST
