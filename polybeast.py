@@ -696,7 +696,7 @@ class Actors:
         self.wanted = threading.Semaphore(0 if flags.learner_device == "cpu" else 1)
         self.is_asked = False
         self.batches: queue.SimpleQueue[rollouts.Batch] = queue.SimpleQueue()
-        bodies: list[Any] = [self.pool.run, self._fetch, self._look_after]
+        bodies: list[Any] = [self._act, self._fetch, self._look_after]
         for i in range(flags.num_inference_threads):
             args = (self.inference_batcher, weights, self.watch.inference, seed + i)
             bodies.append(functools.partial(infer, flags, *args))
@@ -704,6 +704,7 @@ class Actors:
             threading.Thread(target=self._guard, args=(body,), daemon=True)
             for body in bodies
         ]
+        self.inference_threads = self.threads[3:]
 
     def __enter__(self) -> "Actors":
         for thread in self.threads:
@@ -745,6 +746,17 @@ class Actors:
         for closable in (self.inference_batcher, self.learner_queue):
             with contextlib.suppress(RuntimeError):  # Closed already.
                 closable.close()
+
+    def _act(self) -> None:
+        try:
+            self.pool.run()
+        except Exception:
+            # Where inference is the cause, its own error says more.
+            with contextlib.suppress(RuntimeError):
+                self.inference_batcher.close()
+            for thread in self.inference_threads:
+                thread.join(timeout=5)
+            raise
 
     def _fetch(self) -> None:
         device = self.flags.learner_device

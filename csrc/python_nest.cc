@@ -115,8 +115,10 @@ const Torch& torch() {
 
 py::object dlpack_of(py::handle object) {
   const Torch& t = torch();
+  // Others, with gradients or sparse, are for its __dlpack__ to refuse.
   const bool is_plain = t.tensor && py::type::handle_of(object).is(t.tensor) &&
-                        !object.attr("requires_grad").cast<bool>();
+                        !object.attr("requires_grad").cast<bool>() &&
+                        !object.attr("is_sparse").cast<bool>();
   if (!is_plain) return object.attr("__dlpack__")();
   // Its __dlpack__ is Python and takes 5 us, this 0.3.
   if (!object.attr("is_neg")().cast<bool>()) return t.to_dlpack(object);

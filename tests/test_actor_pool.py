@@ -719,12 +719,15 @@ def test_stats_tell_where_the_streams_are():
             acting.rollouts(3)
             stats = acting.pool.stats()
             assert list(stats) == [
-                *("steps", "rollouts", "restarts", "connecting", "in_environment"),
-                *("in_inference", "in_learner_queue", "last_errors"),
+                *("steps", "rollouts", "restarts", "environment_s", "streams"),
+                *("connecting", "in_environment", "in_inference"),
+                *("in_learner_queue", "last_errors"),
             ]
             assert stats["rollouts"] >= 3
             assert stats["steps"] >= 2 * 4 * 3
             assert stats["restarts"] == 0
+            assert stats["environment_s"] > 0
+            assert stats["streams"] == 1
             assert stats["last_errors"] == {}
             stages = ("connecting", "in_environment", "in_inference")
             assert sum(stats[key] for key in (*stages, "in_learner_queue")) <= 1
