@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps per second through the C++ core, beside a bare gRPC echo of the same messages.
 
-    python -m benchmarks.transport                                  # About 8 minutes.
+    python -m benchmarks.transport                                 # About 12 minutes.
     python -m benchmarks.transport --streams 8 --envs 1,32 --row_bytes 28224 --seconds 2
 
 An environment that returns one array again and again is served by a process of its own;
 here, an ActorPool steps it with a model that always answers the same, and a learner
 thread that drops every batch. benchmarks/echo.cc sends messages of the same sizes over
-as many streams, with nothing around them. The two take turns on the same machine, over
-unix sockets. A row is one step of one environment; a message carries --envs of them.
+as many streams, with nothing around them. benchmarks/bare_core.cc is the core once more,
+with that environment and that model in C++: what Python costs is the difference. The
+three take turns on the same machine, over unix sockets. A row is one step of one
+environment; a message carries --envs of them.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,6 +32,7 @@ import gymnasium
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parent.parent
+PROGRAMS = ROOT / "build/release"
 ACTION_BYTES = 20  # What the core sends up for one environment, about.
 NUM_ACTIONS = 6
 ROW_TARGET = 0.7
@@ -195,39 +199,39 @@ def measure_core(flags: argparse.Namespace, K: int, size: int, streams: int) -> 
             return core_rate(flags, address, K, streams)
 
 
-def measure_echo(
-    flags: argparse.Namespace, binary: str, K: int, size: int, streams: int
-) -> float:
-    """Rows/s that the messages of the echo would carry."""
+def measure_program(program: str, server: str, client: str) -> float:
+    """The rate that a C++ client of that program finds at its server."""
+    binary = str(PROGRAMS / program)
     with tempfile.TemporaryDirectory() as where:
-        address = f"unix:{where}/echo"
-        up, down = f"--up {ACTION_BYTES - 8 + 8 * K}", f"--down {K * size}"
-        rest = f"--streams {streams} {up} {down} --seconds {flags.seconds}"
-        with running([binary, "server", address]):
-            client = [binary, "client", address, *rest.split()]
-            text = subprocess.run(client, check=True, stdout=subprocess.PIPE).stdout
-        return K * json.loads(text)["rate"]
+        address = f"unix:{where}/socket"
+        with running([binary, "server", address, *server.split()]):
+            command = [binary, "client", address, *client.split()]
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        return json.loads(done.stdout)["rate"]
 
 
-def find_echo(path: str) -> str:
-    """The echo program: the one named, one that CMake built, or compiled here."""
-    if path:
-        return path
-    source = ROOT / "benchmarks/echo.cc"
-    places = [ROOT / "build/release/echo", ROOT / "build/echo"]
-    for place in places:
-        if place.exists() and place.stat().st_mtime > source.stat().st_mtime:
-            return str(place)
-    print(f"compiling {source}", file=sys.stderr)
-    command = ["pkg-config", "--cflags", "--libs", "grpc++"]
-    flags = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    binary = str(places[-1])
-    places[-1].parent.mkdir(exist_ok=True)
-    compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2"]
-    subprocess.run(
-        [*compiler, str(source), "-o", binary, *flags.stdout.split()], check=True
-    )
-    return binary
+def measure_echo(flags: argparse.Namespace, K: int, size: int, streams: int) -> float:
+    """Rows/s that the messages of the echo would carry."""
+    up, down = f"--up {ACTION_BYTES - 8 + 8 * K}", f"--down {K * size}"
+    client = f"--streams {streams} {up} {down} --seconds {flags.seconds}"
+    return K * measure_program("echo", "", client)
+
+
+def measure_bare(flags: argparse.Namespace, K: int, size: int, streams: int) -> float:
+    """Rows/s of the core without Python."""
+    batch = f"--unroll_length {flags.unroll_length} --batch_size {flags.batch_size}"
+    client = f"--envs {K} --streams {streams} --seconds {flags.seconds} {batch}"
+    return measure_program("bare_core", f"--envs {K} --row_bytes {size}", client)
+
+
+def build_programs() -> None:
+    if not (PROGRAMS / "build.ninja").exists():
+        sys.exit("the C++ programs are not built yet; run: make libbeast")
+    cmake = shutil.which("cmake", path=pathlib.Path(sys.executable).parent) or "cmake"
+    command = [cmake, "--build", str(PROGRAMS), "--target", "echo", "bare_core"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def spread(rates: list[float]) -> str:
@@ -236,22 +240,25 @@ def spread(rates: list[float]) -> str:
 
 def measure(flags: argparse.Namespace) -> list[dict[str, Any]]:
     """The table's lines, printed as they come."""
-    binary = find_echo(flags.echo_binary)
+    build_programs()
     print(f"{'row':>6} {'envs':>4} {'streams':>7}   {'core, rows/s':^27}   "
-          f"{'echo, rows/s':^27}   ratio")  # fmt: skip
+          f"{'without Python':^27}   {'echo, rows/s':^27}   ratios to echo")  # fmt: skip
     lines = []
     for size in flags.row_bytes:
         for K in flags.envs:
             for streams in flags.streams:
-                core, echo = [], []
+                core, bare, echo = [], [], []
                 for _ in range(flags.repeats):
-                    echo.append(measure_echo(flags, binary, K, size, streams))
+                    echo.append(measure_echo(flags, K, size, streams))
+                    bare.append(measure_bare(flags, K, size, streams))
                     core.append(measure_core(flags, K, size, streams))
                 ratio = statistics.median(core) / statistics.median(echo)
-                print(f"{size:6} {K:4} {streams:7}   {spread(core)}   "
-                      f"{spread(echo)}   {ratio:5.2f}", flush=True)  # fmt: skip
+                bare_ratio = statistics.median(bare) / statistics.median(echo)
+                print(f"{size:6} {K:4} {streams:7}   {spread(core)}   {spread(bare)}   "
+                      f"{spread(echo)}   {ratio:4.2f} {bare_ratio:4.2f}", flush=True)  # fmt: skip
                 line = {"row_bytes": size, "envs": K, "streams": streams}
-                lines.append(line | {"core": core, "echo": echo, "ratio": ratio})
+                line |= {"core": core, "bare": bare, "echo": echo}
+                lines.append(line | {"ratio": ratio, "bare_ratio": bare_ratio})
     return lines
 
 
@@ -274,19 +281,21 @@ def verdicts(lines: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     single = [line for line in lines if line["envs"] == 1]
     if single:
-        worst = min(single, key=lambda line: line["ratio"])
-        result["core_over_echo"] = worst["ratio"]
-        met = "met" if worst["ratio"] >= ROW_TARGET else "missed"
-        print(f"core over echo, 1 environment per stream: at least {worst['ratio']:.3f} "
-              f"({worst['streams']} streams, {worst['row_bytes']} B); "
-              f"target {ROW_TARGET}: {met}")  # fmt: skip
-    gains, echo_gains = envs_gains(lines, "core"), envs_gains(lines, "echo")
-    if gains:
-        result |= {"envs_32_over_1": gains, "echo_envs_32_over_1": echo_gains}
-        met = "met" if min(gains.values()) >= BATCH_TARGET else "missed"
+        for key, who in (("ratio", "core"), ("bare_ratio", "core without Python")):
+            worst = min(single, key=lambda line: line[key])
+            result[f"{who} over echo"] = worst[key]
+            met = "met" if worst[key] >= ROW_TARGET else "missed"
+            print(f"{who} over echo, 1 environment per stream: at least "
+                  f"{worst[key]:.3f} ({worst['streams']} streams, "
+                  f"{worst['row_bytes']} B); target {ROW_TARGET}: {met}")  # fmt: skip
+    gains = {who: envs_gains(lines, who) for who in ("core", "bare", "echo")}
+    if gains["core"]:
+        result["envs_32_over_1"] = gains
+        met = "met" if min(gains["core"].values()) >= BATCH_TARGET else "missed"
         text = ", ".join(
-            f"{gain:.2f} with {streams} streams (echo {echo_gains[streams]:.2f})"
-            for streams, gain in gains.items()
+            f"{gain:.2f} with {streams} streams (without Python "
+            f"{gains['bare'][streams]:.2f}, echo {gains['echo'][streams]:.2f})"
+            for streams, gain in gains["core"].items()
         )
         print(f"rows/s of 28224 B, 32 environments per stream over 1: {text}; "
               f"target {BATCH_TARGET:.0f}: {met}")  # fmt: skip
@@ -310,7 +319,6 @@ def main() -> None:
     )
     parser.add_argument("--unroll_length", default=20, type=int)
     parser.add_argument("--batch_size", default=32, type=int)
-    parser.add_argument("--echo_binary", default="", help="compiled if need be")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
     parser.add_argument("--serve", metavar="ADDRESS", help="be the server (internal)")
     flags = parser.parse_args()

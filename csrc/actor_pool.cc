@@ -115,11 +115,16 @@ struct ActorPool::State {
   std::vector<std::shared_ptr<Stream>> streams;
 };
 
-// One stream of one server. At any time either one operation is pending on its
-// completion queue, or inference, the learner queue or its loop's list has it.
+// One stream of one server. At any time either an operation is pending on its
+// completion queue (or two: a write, and the read of the answer), or inference, the
+// learner queue or its loop's list has it.
 class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
  public:
   enum class Stage { kConnecting, kEnvironment, kInference, kQueue, kStopped };
+  struct Tag {  // What a completion queue gives back.
+    Stream* stream;
+    bool is_write;
+  };
 
   Stream(std::shared_ptr<State> pool, std::string address, Loop* loop,
          std::shared_ptr<grpc::Channel> channel)
@@ -133,35 +138,30 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     begin_call();
   }
 
-  void on_event(bool ok) {
+  void on_event(bool is_write, bool ok) {
     std::lock_guard lock(mu_);
-    is_pending_ = false;
+    (is_write ? has_written_ : is_ok_) = ok;
+    if (--num_pending_ > 0) return;
     if (pool_.stopping) {
       release();
       return;
     }
     if (next_ == Next::kBackedOff) return begin_call();
     if (next_ == Next::kFinished) return on_finished();
-    if (!ok && (next_ == Next::kHelloWritten || next_ == Next::kActionWritten)) {
+    if (!is_ok_) return finish();
+    if (!std::exchange(has_written_, true)) {
       num_to_drain_ = kMaxDrained;
       return read(Next::kDrained);
     }
-    if (!ok) return finish();
     try {
       switch (next_) {
         case Next::kStarted:  // There is a server; it may take long to begin.
           stage_ = Stage::kEnvironment;
           step_began_ = Clock::now();
-          write(grpc::Slice(encode_hello(pool_.options.run_id)), Next::kHelloWritten);
-          break;
-        case Next::kHelloWritten:
-          read(Next::kWelcome);
+          exchange(grpc::Slice(encode_hello(pool_.options.run_id)), Next::kWelcome);
           break;
         case Next::kWelcome:
           on_welcome();
-          break;
-        case Next::kActionWritten:
-          read(Next::kStep);
           break;
         case Next::kStep:
           on_step();
@@ -222,7 +222,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   // Begins to end; what is pending comes back soon.
   void stop() {
     std::lock_guard lock(mu_);
-    if (!is_pending_) {
+    if (num_pending_ == 0) {
       release();
     } else if (next_ == Next::kBackedOff) {
       alarm_.Cancel();
@@ -233,7 +233,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
 
   void check_step_timeout(Clock::time_point now) {
     std::lock_guard lock(mu_);
-    if (stage_ != Stage::kEnvironment || !is_pending_ || !reason_.empty()) return;
+    if (stage_ != Stage::kEnvironment || num_pending_ == 0 || !reason_.empty()) return;
     if (now - step_began_ < pool_.options.step_timeout) return;
     reason_ = "no answer to a step within " + in_seconds(pool_.options.step_timeout);
     is_failure_ = true;
@@ -246,10 +246,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   enum class Next {
     kBackedOff,
     kStarted,
-    kHelloWritten,
     kWelcome,
     kStep,
-    kActionWritten,
     kDrained,  // Read after a write failed: gRPC tells why only after the last message.
     kFinished,
   };
@@ -261,34 +259,39 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     reason_.clear();
     is_failure_ = false;
     had_step_ = false;
+    has_written_ = true;
     context_ = std::make_unique<grpc::ClientContext>();
     if (const std::string& token = pool_.options.security.token; !token.empty()) {
       context_->AddMetadata("authorization", "Bearer " + token);
     }
     call_ = stub_.PrepareCall(context_.get(), kStreamMethod, loop_->cq());
     expect(Next::kStarted);
-    call_->StartCall(this);
+    call_->StartCall(&tag_);
   }
 
-  void expect(Next next) {
+  void expect(Next next, int num_pending = 1) {
     next_ = next;
-    is_pending_ = true;
+    num_pending_ = num_pending;
   }
 
   void read(Next next) {
     received_.Clear();
     expect(next);
-    call_->Read(&received_, this);
+    call_->Read(&received_, &tag_);
   }
 
-  void write(const grpc::Slice& slice, Next next) {
-    expect(next);
-    call_->Write(grpc::ByteBuffer(&slice, 1), this);
+  // Writes, and reads the answer. The read begins at once, to be ready when it comes,
+  // but second: it begins by telling the server that there is room.
+  void exchange(const grpc::Slice& slice, Next next) {
+    received_.Clear();
+    expect(next, 2);
+    call_->Write(grpc::ByteBuffer(&slice, 1), &write_tag_);
+    call_->Read(&received_, &tag_);
   }
 
   void finish() {
     expect(Next::kFinished);
-    call_->Finish(&status_, this);
+    call_->Finish(&status_, &tag_);
   }
 
   void on_welcome() {
@@ -296,6 +299,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     EnvSpec spec = decode_welcome(message.reader(), pool_.options.max_message_bytes);
     pool_.check_spec(spec, address_);
     action_message_.emplace(action_message(spec));
+    action_bytes_.resize(action_message_->num_bytes());
+    action_message_->write_frame(action_bytes_.data());
     writer_.emplace(std::move(spec), pool_.options.unroll_length,
                     pool_.options.initial_agent_state, pool_.pool);
     read(Next::kStep);
@@ -366,19 +371,12 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void write_action() {
-    auto block = pool_.pool.allocate(action_message_->num_bytes());
-    action_message_->write_frame(block.get());
     const auto& leaves = writer_->spec().action.leaves;
     for (size_t i = 0; i < leaves.size(); ++i) {
-      std::memcpy(block.get() + action_message_->offset(i), writer_->action(i),
+      std::memcpy(action_bytes_.data() + action_message_->offset(i), writer_->action(i),
                   writer_->spec().num_envs * leaves[i].num_bytes());
     }
-    auto* owner = new std::shared_ptr<std::byte>(block);
-    write(grpc::Slice(
-              block.get(), action_message_->num_bytes(),
-              [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
-              owner),
-          Next::kActionWritten);
+    exchange(grpc::Slice(action_bytes_.data(), action_bytes_.size()), Next::kStep);
   }
 
   // This stream is to end for that reason, which counts as its failure.
@@ -413,7 +411,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     drop_call();
     stage_ = Stage::kConnecting;
     expect(Next::kBackedOff);
-    alarm_.Set(loop_->cq(), std::chrono::system_clock::now() + backoff_, this);
+    alarm_.Set(loop_->cq(), std::chrono::system_clock::now() + backoff_, &tag_);
     backoff_ = std::min(2 * backoff_, pool_.options.max_backoff);
   }
 
@@ -437,13 +435,17 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   std::atomic<Stage> stage_{Stage::kConnecting};  // Written with mu_ held.
   std::mutex mu_;
   Next next_ = Next::kStarted;  // Guarded by mu_, as all below.
-  bool is_pending_ = false;     // An operation on cq_, which ends in on_event().
+  int num_pending_ = 0;         // Operations on the queue, which end in on_event().
+  bool is_ok_ = false;          // The last one that was no write.
+  bool has_written_ = true;     // The write that went with it, if there was one.
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  Tag tag_{this, false}, write_tag_{this, true};
   grpc::Alarm alarm_;
   grpc::ByteBuffer received_;
   grpc::Status status_;
   std::optional<FixedMessage> action_message_;
+  std::vector<std::byte> action_bytes_;
   std::optional<RolloutWriter> writer_;
   int num_to_drain_ = 0;
   bool had_step_ = false;
@@ -520,7 +522,8 @@ bool ActorPool::Loop::work(Clock::time_point until) {
     if (status == grpc::CompletionQueue::SHUTDOWN) return false;
     if (status == grpc::CompletionQueue::TIMEOUT) break;
     if (tag != this) {
-      static_cast<Stream*>(tag)->on_event(ok);
+      const auto [stream, is_write] = *static_cast<Stream::Tag*>(tag);
+      stream->on_event(is_write, ok);
       continue;
     }
     lock.lock();

@@ -71,18 +71,26 @@ struct EnvServer::State {
   std::set<std::shared_ptr<Stream>> streams;  // Those that were accepted.
 };
 
-// One call: a state machine that has one operation pending at any time, so that its
-// events follow upon each other. It owns itself until the last.
+// One call: a state machine that has one operation pending at any time, or two, a write
+// and the read of what the client answers; it goes on when both have ended. It owns
+// itself until the last.
 class EnvServer::Stream {
  public:
+  struct Tag {  // What a completion queue gives back.
+    Stream* stream;
+    bool is_read;
+  };
+
   static void accept_next(State& server) {
     std::shared_ptr<Stream> stream(new Stream(server));
     stream->self_ = stream;
     stream->accept();
   }
 
-  static void on_event(Stream* stream, bool ok) {
-    if (!stream->on_event(ok)) std::exchange(stream->self_, nullptr);
+  static void on_event(const Tag& tag, bool ok) {
+    if (!tag.stream->on_event(tag.is_read, ok)) {
+      std::exchange(tag.stream->self_, nullptr);
+    }
   }
 
   // Of any thread: ends a stream whose client may never send another message. One that
@@ -93,9 +101,7 @@ class EnvServer::Stream {
       if (in_environment_) return;
       std::this_thread::yield();
     }
-    if (!waits_for_client_) return;
-    is_read_pending_ = true;
-    finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
+    if (waits_for_client()) finish_stopping();
   }
 
  private:
@@ -105,7 +111,6 @@ class EnvServer::Stream {
     kHello,
     kWelcomed,
     kAction,
-    kStepWritten,
     kFinished,
   };
 
@@ -113,19 +118,21 @@ class EnvServer::Stream {
 
   void accept() {
     std::lock_guard lock(mu_);
-    next_ = Next::kAccepted;
+    expect(Next::kAccepted);
     server_.service->RequestCall(&context_, &call_, server_.cq.get(), server_.cq.get(),
-                                 this);
+                                 &tag_);
   }
 
   // False when the stream has come to its end.
-  bool on_event(bool ok) {
+  bool on_event(bool is_read, bool ok) {
     std::lock_guard lock(mu_);
-    if (is_read_pending_) {  // One of two events: of the read, and of the finish.
-      is_read_pending_ = false;
+    if (is_read) is_reading_ = false;
+    is_ok_ = is_ok_ && ok;
+    if (--num_pending_ > 0) {
+      if (server_.stopping && waits_for_client()) finish_stopping();
       return true;
     }
-    waits_for_client_ = false;
+    ok = std::exchange(is_ok_, true);
     switch (next_) {
       case Next::kAccepted:
         if (!ok) return false;  // The server stops.
@@ -154,13 +161,6 @@ class EnvServer::Stream {
           guard([this] { on_action(); });
         } else {
           finish(grpc::Status::OK);  // The client is done, or gone.
-        }
-        return true;
-      case Next::kStepWritten:
-        if (ok) {
-          read(Next::kAction);
-        } else {
-          finish(grpc::Status::CANCELLED);
         }
         return true;
       case Next::kFinished:
@@ -206,12 +206,20 @@ class EnvServer::Stream {
     read(Next::kHello);
   }
 
+  bool waits_for_client() const {
+    return is_reading_ && num_pending_ == 1 && next_ != Next::kFinished;
+  }
+
+  void finish_stopping() {
+    finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
+  }
+
   // SERVING, for whichever service it asks: who stops no longer accepts calls.
   void answer_health_check() {
-    next_ = Next::kFinished;
+    expect(Next::kFinished);
     const grpc::Slice slice(std::string("\x08\x01"));
     call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
-                         grpc::Status::OK, this);
+                         grpc::Status::OK, &tag_);
   }
 
   void on_hello() {
@@ -247,7 +255,9 @@ class EnvServer::Stream {
       actions_.push_back(data);
       data += size;
     }
-    write(grpc::Slice(encode_welcome(spec)), Next::kWelcomed);
+    expect(Next::kWelcomed);
+    const grpc::Slice slice(encode_welcome(spec));
+    call_.Write(grpc::ByteBuffer(&slice, 1), &tag_);
   }
 
   void on_welcomed() {
@@ -320,32 +330,34 @@ class EnvServer::Stream {
     put(view.episode_step, counter_->episode_step());
     put(view.busy_seconds, busy_seconds_);
     auto* owner = new std::shared_ptr<std::byte>(block);
-    write(grpc::Slice(
-              block.get(), step_message_->num_bytes(),
-              [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
-              owner),
-          Next::kStepWritten);
+    const grpc::Slice slice(
+        block.get(), step_message_->num_bytes(),
+        [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
+        owner);
+    expect(Next::kAction);
+    call_.Write(grpc::ByteBuffer(&slice, 1), &tag_);
+    // At once, to be ready when the action comes; but second, as it begins by telling
+    // the client that there is room.
+    read(Next::kAction);
+  }
+
+  void expect(Next next) {
+    next_ = next;
+    ++num_pending_;
   }
 
   void read(Next next) {
-    if (server_.stopping) {  // Set before stop() looks at the streams.
-      finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
-      return;
-    }
-    waits_for_client_ = true;
-    next_ = next;
+    // Set before stop() looks at the streams. With a write under way, its end will see.
+    if (server_.stopping && num_pending_ == 0) return finish_stopping();
+    expect(next);
+    is_reading_ = true;
     received_.Clear();
-    call_.Read(&received_, this);
-  }
-
-  void write(const grpc::Slice& slice, Next next) {
-    next_ = next;
-    call_.Write(grpc::ByteBuffer(&slice, 1), this);
+    call_.Read(&received_, &read_tag_);
   }
 
   void finish(const grpc::Status& status) {
-    next_ = Next::kFinished;
-    call_.Finish(status, this);
+    expect(Next::kFinished);
+    call_.Finish(status, &tag_);
   }
 
   template <class Fn>
@@ -365,10 +377,10 @@ class EnvServer::Stream {
 
   void fail(const std::string& reason) {
     log(LogLevel::kWarning, "stream " + std::to_string(number_) + " failed: " + reason);
-    next_ = Next::kFinished;
+    expect(Next::kFinished);
     const grpc::Slice slice(encode_failure(reason));
     call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
-                         {grpc::StatusCode::INTERNAL, first_line(reason)}, this);
+                         {grpc::StatusCode::INTERNAL, first_line(reason)}, &tag_);
   }
 
   State& server_;
@@ -376,9 +388,11 @@ class EnvServer::Stream {
   std::atomic<bool> in_environment_{false};
   // Held through every event: which thread has them changes from one to the next.
   std::mutex mu_;
-  bool waits_for_client_ = false;
-  bool is_read_pending_ = false;  // Beside the finish.
+  int num_pending_ = 0;      // Operations.
+  bool is_reading_ = false;  // One of them is the read.
+  bool is_ok_ = true;        // All that ended since it went on.
   Next next_ = Next::kAccepted;
+  Tag tag_{this, false}, read_tag_{this, true};
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter call_{&context_};
   grpc::ByteBuffer received_;
@@ -398,7 +412,7 @@ void EnvServer::State::work(std::shared_ptr<State> self) {
   void* tag;
   bool ok;
   while (cq->Next(&tag, &ok)) {
-    Stream::on_event(static_cast<Stream*>(tag), ok);
+    Stream::on_event(*static_cast<Stream::Tag*>(tag), ok);
   }
   std::lock_guard lock(mu);
   --num_working;

@@ -72,6 +72,13 @@ def test_bfloat16_comes_through():
     assert torch.equal(batch, tensor)
 
 
+def test_a_tensor_whose_memory_has_the_other_sign_comes_through():
+    tensor = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert tensor.is_neg()
+    assert through_queue(tensor).tolist() == [-2.0, 4.0]
+    assert through_batcher(tensor, tensor)[1].tolist() == [-2.0, 4.0]
+
+
 def unaligned():
     """A view of a packed struct: its strides are no multiple of its items' size."""
     array = np.zeros(4, [("byte", "u1"), ("number", "<i4")])
