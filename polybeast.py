@@ -27,19 +27,24 @@ made by `create_env` in polybeast_env.py.
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import datetime
 import functools
 import logging
 import math
+import os
 import pathlib
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+# Threads of the learner that wait for one another shall sleep, as actors want the cores:
+# with GNU OpenMP's spinning, two learner threads on two cores are slower than one. Read
+# when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import gymnasium as gym
 import libbeast
@@ -121,7 +126,7 @@ g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
 g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
 g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
-g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [half the cores]")  # fmt: skip
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
 g.add_argument("--inference_threads_cpu", default=1, type=int, help="CPU threads of each inference thread")  # fmt: skip
 g.add_argument("--compile", default=False, action=yes_no, help="torch.compile the learner's model")  # fmt: skip
 g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the learner's model")  # fmt: skip
@@ -153,7 +158,7 @@ def check_flags(flags: argparse.Namespace) -> None:
     if flags.envs_per_server is None:
         flags.envs_per_server = max(32 // max(flags.num_servers, 1), 1)
     if flags.learner_threads is None:
-        flags.learner_threads = max(cores // 2, 1)
+        flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
         above_0="total_steps num_servers envs_per_server unroll_length batch_size "
@@ -472,50 +477,10 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
 
-class Weights:
-    """The learner's weights for inference, never half-written: two copies in turn.
-
-    publish() waits until nobody uses the older one, for as long as a batch of inference
-    takes, and writes to that.
-    """
-
-    def __init__(self, model: nn.Module, version: int, device: str) -> None:
-        self.models: list[Any] = [
-            copy.deepcopy(model).to(device).eval() for _ in range(2)
-        ]
-        self.initial_state = self.models[0].initial_state(1)
-        self.versions = [version, version]
-        self.newest = 0
-        self.num_readers = [0, 0]
-        self.changed = threading.Condition()
-
-    def publish(self, model: nn.Module, version: int) -> None:
-        older = 1 - self.newest
-        with self.changed:
-            while self.num_readers[older]:
-                self.changed.wait(timeout=1.0)
-        self.models[older].load_state_dict(model.state_dict())
-        self.versions[older] = version
-        self.newest = older
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[tuple[Any, int]]:
-        """The newest model and its version; both stay as they are in the block."""
-        with self.changed:
-            which = self.newest
-            self.num_readers[which] += 1
-        try:
-            yield self.models[which], self.versions[which]
-        finally:
-            with self.changed:
-                self.num_readers[which] -= 1
-                self.changed.notify_all()
-
-
 def infer(
     flags: argparse.Namespace,
     batcher: libbeast.DynamicBatcher,
-    weights: Weights,
+    weights: rollouts.Weights,
     clock: servers.Clock,
     seed: int,
 ) -> None:
@@ -634,18 +599,6 @@ def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
     run.save(learner.state())
 
 
-def finished_games(rows: dict[str, Any]) -> list[rundir.Episode]:
-    """(return, steps) of the games that ended in rollouts of rows [T + 1, B, ...].
-
-    A game has ended where the next row begins one; row 0 repeats the last row of the
-    rollout before, so each pair of rows is seen once.
-    """
-    begins = rows["first"][1:] & (rows["episode_step"][1:] == 0)  # [T, B]
-    ended = begins & (rows["terminated"] | rows["truncated"])[:-1]
-    returns = rows["episode_return"][:-1][ended].tolist()
-    return list(zip(returns, rows["episode_step"][:-1][ended].tolist(), strict=True))
-
-
 # -------------------------------------------------------------------------- threads
 
 
@@ -659,7 +612,7 @@ class Actors:
     def __init__(
         self,
         flags: argparse.Namespace,
-        weights: Weights,
+        weights: rollouts.Weights,
         local: servers.LocalServers,
         num_envs: int,
         seed: int,
@@ -767,7 +720,7 @@ class Actors:
                 rows, core_state = next(self.learner_queue)
             except StopIteration:
                 return
-            episodes = finished_games(rows)
+            episodes = rollouts.finished_games(rows)
             if device != "cpu":
                 rows, core_state = tree_map(
                     lambda x: x.to(device, non_blocking=True), (rows, core_state)
@@ -822,7 +775,9 @@ def train(flags: argparse.Namespace) -> int:
                 run.begin(learner.step)
                 log.info("%s: from step %d to %d", path, step, flags.total_steps)
                 print_plan(flags, local, spec.num_envs)
-                weights = Weights(learner.model, learner.updates, flags.actor_device)
+                weights = rollouts.Weights(
+                    learner.model, learner.updates, flags.actor_device
+                )
                 with Actors(flags, weights, local, spec.num_envs, seed) as actors:
                     try:
                         train_loop(flags, learner, run, weights, actors, stop)
@@ -855,7 +810,7 @@ def train_loop(
     flags: argparse.Namespace,
     learner: Learner,
     run: rundir.Run,
-    weights: Weights,
+    weights: rollouts.Weights,
     actors: Actors,
     stop: rundir.StopSignals,
 ) -> None:

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -124,6 +124,18 @@ class RowMaker:
         return tree_map(torch.from_numpy, row)
 
 
+def finished_games(rows: dict[str, Any]) -> list[Episode]:
+    """(return, steps) of the games that ended in rollouts of rows [T + 1, B, ...].
+
+    A game has ended where the next row begins one; row 0 repeats the last row of the
+    rollout before, so each pair of rows is seen once.
+    """
+    begins = rows["first"][1:] & (rows["episode_step"][1:] == 0)  # [T, B]
+    ended = begins & (rows["terminated"] | rows["truncated"])[:-1]
+    returns = rows["episode_return"][:-1][ended].tolist()
+    return list(zip(returns, rows["episode_step"][:-1][ended].tolist(), strict=True))
+
+
 class SharedWeights:
     """The learner's weights for the actors: two copies in shared memory, one writer.
 
@@ -152,6 +164,46 @@ class SharedWeights:
             if int(self.begun) < newest + 2:
                 version = newest
         return version
+
+
+class Weights:
+    """The learner's weights for threads of its own process: two copies in turn.
+
+    publish() waits until nobody uses the older one, for as long as a batch of inference
+    takes, and writes to that.
+    """
+
+    def __init__(self, model: nn.Module, version: int, device: str) -> None:
+        self.models: list[Any] = [
+            copy.deepcopy(model).to(device).eval() for _ in range(2)
+        ]
+        self.initial_state = self.models[0].initial_state(1)
+        self.versions = [version, version]
+        self.newest = 0
+        self.num_readers = [0, 0]
+        self.changed = threading.Condition()
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        older = 1 - self.newest
+        with self.changed:
+            while self.num_readers[older]:
+                self.changed.wait(timeout=1.0)
+        self.models[older].load_state_dict(model.state_dict())
+        self.versions[older] = version
+        self.newest = older
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[tuple[Any, int]]:
+        """The newest model and its version; both stay as they are in the block."""
+        with self.changed:
+            which = self.newest
+            self.num_readers[which] += 1
+        try:
+            yield self.models[which], self.versions[which]
+        finally:
+            with self.changed:
+                self.num_readers[which] -= 1
+                self.changed.notify_all()
 
 
 class Buffers:

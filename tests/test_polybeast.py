@@ -17,6 +17,7 @@ import torch
 
 import polybeast
 import polybeast_env
+import rollouts
 import servers
 from tests.conftest import ROOT, alive, children, free_port, read_logs, wait_for
 from tests.test_security import Files
@@ -576,7 +577,7 @@ def test_weights_are_never_half_written():
     model = Model(300, 300)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    weights = polybeast.Weights(model, 0, "cpu")
+    weights = rollouts.Weights(model, 0, "cpu")
     wrong, done = [], threading.Event()
 
     def read():
@@ -613,7 +614,7 @@ def test_finished_games_are_those_whose_next_row_begins_one():
         "episode_step": column(3, 4, 4, 5, 0),
         "episode_return": column(1.0, 2.0, 2.0, 7.0, 0.0),
     }
-    assert polybeast.finished_games(rows) == [(7.0, 5)]
+    assert rollouts.finished_games(rows) == [(7.0, 5)]
 
 
 def test_addresses_follow_upon_each_other():
