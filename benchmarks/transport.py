@@ -98,8 +98,9 @@ def serve(address: str, num_envs: int, row_bytes: int) -> None:
 @contextlib.contextmanager
 def running(command: list[str]) -> Iterator[None]:
     """A server process that prints a line once it listens."""
+    quiet = subprocess.DEVNULL  # They name every stream.
     process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet
     )
     assert process.stdin
     assert process.stdout

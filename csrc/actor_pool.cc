@@ -17,6 +17,7 @@
 #include "log.h"
 #include "named_thread.h"
 #include "rollout_writer.h"
+#include "spin.h"
 #include "wire.h"
 
 namespace beast {
@@ -62,6 +63,7 @@ class ActorPool::Loop {
   grpc::CompletionQueue cq_;
   std::mutex working_;              // Held by who works.
   std::vector<Stream*> to_submit_;  // Guarded by working_.
+  Spin spin_;                       // Likewise.
   grpc::Alarm kick_;                // Its tag is this loop.
   std::mutex mu_;
   std::condition_variable changed_;
@@ -514,11 +516,14 @@ bool ActorPool::Loop::work(Clock::time_point until) {
   while (true) {
     void* tag;
     bool ok;
-    const auto status = cq_.AsyncNext(&tag, &ok, deadline);
-    if (std::exchange(deadline, no_wait).tv_sec != no_wait.tv_sec) {
+    const bool waits = deadline.tv_sec != no_wait.tv_sec;
+    const auto status = waits ? spin_.next(cq_, &tag, &ok, deadline)
+                              : cq_.AsyncNext(&tag, &ok, no_wait);
+    if (waits) {
       std::lock_guard is_waiting_lock(mu_);
       is_waiting_ = false;
     }
+    deadline = no_wait;
     if (status == grpc::CompletionQueue::SHUTDOWN) return false;
     if (status == grpc::CompletionQueue::TIMEOUT) break;
     if (tag != this) {

@@ -18,6 +18,7 @@
 #include "episode_counter.h"
 #include "log.h"
 #include "named_thread.h"
+#include "spin.h"
 #include "wire.h"
 
 namespace beast {
@@ -411,9 +412,14 @@ class EnvServer::Stream {
 void EnvServer::State::work(std::shared_ptr<State> self) {
   void* tag;
   bool ok;
-  while (cq->Next(&tag, &ok)) {
-    Stream::on_event(*static_cast<Stream::Tag*>(tag), ok);
-  }
+  Spin spin;
+  const auto next = [&] {
+    // Several threads would poll the more, and take each other's events.
+    if (options.num_threads > 1) return cq->Next(&tag, &ok);
+    const gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return spin.next(*cq, &tag, &ok, never) == grpc::CompletionQueue::GOT_EVENT;
+  };
+  while (next()) Stream::on_event(*static_cast<Stream::Tag*>(tag), ok);
   std::lock_guard lock(mu);
   --num_working;
   changed.notify_all();
