@@ -70,8 +70,8 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format --style=file:csrc/.clang-format -i $(CPP)
 
-bench: $(VENV)/ready
-	$(BIN)/python -m benchmarks.ideal_rate $(ARGS)
+bench: libbeast
+	$(BIN)/python -m benchmarks.sps --save $(ARGS)
 
 tensorboard: $(VENV)/ready
 	$(BIN)/tensorboard --logdir runs $(ARGS)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs side by side: how far they are, what they reached, how to go on.
+
+python -m tools.runs                           all runs in ./runs
+python -m tools.runs --savedir elsewhere       those of another directory
+python -m tools.runs runs/first runs/second    what differs in the flags of two runs
+"""
+
+import argparse
+import csv
+import fcntl
+import json
+import pathlib
+import sys
+from typing import Any
+
+COLUMNS = ("run", "env", "agent", "steps", "steps/s", "return", "state")
+
+
+def is_running(run: pathlib.Path) -> bool:
+    """Whether a process holds the run's lock (see rundir.Run)."""
+    try:
+        with (run / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def read_meta(run: pathlib.Path) -> dict[str, Any]:
+    return json.loads((run / "meta.json").read_text())
+
+
+def last_row(run: pathlib.Path) -> dict[str, str]:
+    """Of logs.csv; empty if there is none."""
+    last: dict[str, str] = {}
+    try:
+        with (run / "logs.csv").open(newline="", errors="replace") as file:
+            for row in csv.DictReader(line.replace("\0", "") for line in file):
+                if (row.get("step") or "").isdigit():
+                    last = row
+    except FileNotFoundError:
+        pass
+    return last
+
+
+def describe(run: pathlib.Path) -> dict[str, str]:
+    """One line of the table, and the command that goes on with the run."""
+    meta, row = read_meta(run), last_row(run)
+    flags = meta["flags"]
+    step = int(row.get("step") or 0)
+    if is_running(run):
+        state = "running"
+    elif step >= flags["total_steps"]:
+        state = "finished"
+    else:
+        # Whoever is stopped saves after the last row; whoever is killed does not.
+        saved, logs = run / "model.tar", run / "logs.csv"
+        is_saved = saved.exists() and saved.stat().st_mtime >= logs.stat().st_mtime
+        state = "stopped" if is_saved else "died"
+    shown_return = row.get("mean_episode_return") or "-"
+    return {
+        "run": run.name,
+        "env": flags["env"],
+        "agent": meta["agent"],
+        "steps": f"{step} of {flags['total_steps']}",
+        "steps/s": f"{float(row['sps']):.0f}" if row.get("sps") else "-",
+        "return": shown_return if shown_return == "-" else f"{float(shown_return):.2f}",
+        "state": state,
+        "resume": "" if state in ("running", "finished") else flags["command"],
+    }
+
+
+def find_runs(savedir: pathlib.Path) -> list[pathlib.Path]:
+    """Oldest first; `latest` is a link to one of them."""
+    found = [
+        path.parent
+        for path in savedir.glob("*/meta.json")
+        if not path.parent.is_symlink()
+    ]
+    return sorted(found, key=lambda run: read_meta(run).get("started", ""))
+
+
+def print_table(rows: list[dict[str, str]], columns: tuple[str, ...]) -> None:
+    widths = {c: max(len(c), *(len(row[c]) for row in rows)) for c in columns}
+    for row in [dict(zip(columns, columns, strict=True)), *rows]:
+        print("  ".join(row[c].ljust(widths[c]) for c in columns).rstrip())
+
+
+def list_runs(savedir: pathlib.Path) -> None:
+    rows = [describe(run) for run in find_runs(savedir)]
+    if not rows:
+        sys.exit(
+            f"there are no runs in {savedir}; train one with: python -m monobeast, or "
+            "pass --savedir"
+        )
+    print_table(rows, COLUMNS)
+    for row in rows:
+        if row["resume"]:
+            print(f"resume {row['run']}: {row['resume']}")
+
+
+def compare(first: pathlib.Path, second: pathlib.Path) -> None:
+    """Prints the flags that differ, and the commits."""
+    metas = [read_meta(run) for run in (first, second)]
+    names = [first.resolve().name, second.resolve().name]
+    left, right = (
+        meta["flags"] | {"(agent)": meta["agent"], "(commit)": meta["commit"]}
+        for meta in metas
+    )
+    rows = [
+        {
+            "flag": flag,
+            "first": str(left.get(flag, "-")),
+            "second": str(right.get(flag, "-")),
+        }
+        for flag in sorted({*left, *right} - {"command", "xpid"})
+        if left.get(flag, "-") != right.get(flag, "-")
+    ]
+    if not rows:
+        print(f"{names[0]} and {names[1]} have the same flags and commit")
+        return
+    print_table([{"flag": "", "first": names[0], "second": names[1]}, *rows], ("flag", "first", "second"))  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", type=pathlib.Path, help="two, to compare")
+    parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path)
+    args = parser.parse_args()
+    if not args.runs:
+        return list_runs(args.savedir)
+    if len(args.runs) != 2:
+        parser.error("pass no run, or two to compare")
+    for run in args.runs:
+        if not (run / "meta.json").exists():
+            parser.error(f"{run} is no run: it has no meta.json")
+    return compare(*args.runs)
+
+
+if __name__ == "__main__":
+    main()
