@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -229,6 +230,7 @@ class EnvServer::Stream {
     number_ = server_.next_number++;
     log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" + run_id +
                              "\" begins, from " + context_.peer());
+    building_since_ = std::chrono::steady_clock::now();
     run_environment(
         [this] { environment_ = server_.options.make_environment(number_); });
     if (!environment_) throw std::invalid_argument("no environment was made");
@@ -263,6 +265,13 @@ class EnvServer::Stream {
 
   void on_welcomed() {
     send_step([this] { environment_->reset(*output_); });
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - building_since_;
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%.1f s", taken.count());
+    log(LogLevel::kInfo, "stream " + std::to_string(number_) + " plays " +
+                             environment_->spec().description + ", built in " +
+                             seconds);
   }
 
   void on_action() {
@@ -398,6 +407,7 @@ class EnvServer::Stream {
   grpc::GenericServerAsyncReaderWriter call_{&context_};
   grpc::ByteBuffer received_;
   uint64_t number_ = 0;
+  std::chrono::steady_clock::time_point building_since_;
   std::unique_ptr<Environment> environment_;
   std::optional<FixedMessage> step_message_;
   std::optional<EnvOutput> output_;
