@@ -43,13 +43,13 @@ def test_who_else_is_at_work_is_noticed():
     assert not foreign.is_clean
 
 
-def test_our_own_work_does_not_disturb_us():
+def test_our_own_work_is_not_called_foreign():
+    began, cpu = time.monotonic(), time.process_time()
     with measure.Foreign() as foreign:
-        end = time.monotonic() + 1
-        while time.monotonic() < end:
+        while time.monotonic() < began + 1:
             pass
-    # Ours is a whole core; others are at work, too, while tests run.
-    assert foreign.share <= 1 - 0.8 / os.cpu_count()
+    own = (time.process_time() - cpu) / (time.monotonic() - began) / os.cpu_count()
+    assert own + foreign.share < 1.05  # All the rest may be others', while tests run.
 
 
 def test_limits_and_rates_of_a_short_run(tmp_path):

@@ -34,18 +34,20 @@ def runs(tmp_path_factory):
     """Four runs: finished, stopped, died, and one that is still running."""
     savedir = tmp_path_factory.mktemp("runs")
     assert train(savedir, "finished", "--total_steps=100").wait(60) == 0
-    endless = "--total_steps=1000000000"
-    others = {}
-    for xpid in ("stopped", "died", "running"):
-        others[xpid] = train(savedir, xpid, endless, "--learning_rate=0.002")
-        wait_for(lambda: len(read_logs(savedir / xpid)) > 2, xpid)  # noqa: B023
-    others["stopped"].send_signal(signal.SIGTERM)
-    others["died"].kill()
-    for xpid in ("stopped", "died"):
-        others[xpid].wait(30)
-    yield savedir
-    others["running"].kill()
-    others["running"].wait()
+    others = []
+    try:
+        for xpid, number in (("stopped", signal.SIGTERM), ("died", signal.SIGKILL), ("running", 0)):  # fmt: skip
+            run = train(savedir, xpid, "--total_steps=1000000000", "--learning_rate=0.002")  # fmt: skip
+            others.append(run)
+            wait_for(lambda: len(read_logs(savedir / xpid)) > 2, xpid)  # noqa: B023
+            if number:
+                run.send_signal(number)
+                run.wait(30)
+        yield savedir
+    finally:
+        for run in others:
+            run.kill()
+            run.wait()
 
 
 def test_every_run_is_listed_with_its_state(runs):
