@@ -14,6 +14,14 @@ import pathlib
 import sys
 from typing import Any
 
+parser = argparse.ArgumentParser(
+    prog="python -m tools.runs",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+parser.add_argument("runs", nargs="*", type=pathlib.Path, help="two, to compare")
+parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path)
+
 COLUMNS = ("run", "env", "agent", "steps", "steps/s", "return", "state")
 
 
@@ -126,11 +134,6 @@ def compare(first: pathlib.Path, second: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="*", type=pathlib.Path, help="two, to compare")
-    parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path)
     args = parser.parse_args()
     if not args.runs:
         return list_runs(args.savedir)
