@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells the thread sanitizer what gRPC promises: what was done before an operation
-// began is seen by whoever is told of its end, and what was done before a slice was
-// made by whoever destroys it. gRPC keeps these promises with atomics and mutexes of
-// its own, which the sanitizer does not see as the system's gRPC is not instrumented;
-// without this, every object that goes from one thread to another through gRPC is
-// reported. These functions take the place of gRPC's and call them. Linked into the
-// tests only, and only under the thread sanitizer.
+// began is seen by whoever is told of its end, what was done before a slice was made by
+// whoever destroys it, and what was done with a slice by whoever lets go of it last:
+// messages of two streams may lie in one. gRPC keeps these promises with atomics and
+// mutexes of its own, which the sanitizer does not see as the system's gRPC is not
+// instrumented; without this, every object that goes from one thread to another through
+// gRPC is reported. These functions take the place of gRPC's and call them. Linked into
+// the tests only, and only under the thread sanitizer.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <grpc/slice.h>
@@ -60,6 +61,13 @@ grpc_slice grpc_slice_new_with_user_data(void* data, size_t size,
   auto* owner = new SliceOwner{destroy, user_data};
   __tsan_release(owner);
   return make(data, size, destroy_slice, owner);
+}
+
+void grpc_slice_unref(grpc_slice slice) {
+  static auto* const unref = real<decltype(grpc_slice_unref)>("grpc_slice_unref");
+  __tsan_release(slice.refcount);
+  __tsan_acquire(slice.refcount);
+  unref(slice);
 }
 
 #pragma GCC visibility pop
