@@ -116,7 +116,12 @@ class Process:
 
     def wait(self, seconds=90):
         """Exit code; the run must end by itself."""
-        return self.popen.wait(timeout=seconds)
+        try:
+            return self.popen.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"it did not end within {seconds} s: {self.text()}"
+            ) from None
 
     def actors(self):
         """Pids of the actor processes, without Python's resource tracker."""
