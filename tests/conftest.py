@@ -81,6 +81,11 @@ def alive(pid):
         return False
 
 
+def hear_ctrl_c():
+    """A shell's background job, which CI may be, is born with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Process:
     """`python -m AGENT ...` as a user starts it, in a session of its own."""
 
@@ -99,6 +104,7 @@ class Process:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=hear_ctrl_c,
             )
         self.pid = self.popen.pid
 
