@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rate that the cores allow: each part of the work measured alone, on one core.
 
-    python -m benchmarks.limits                                   # Pong, 2 minutes.
+    python -m benchmarks.limits                                   # Pong.
     python -m benchmarks.limits --net deep --env BreakoutNoFrameskip-v4
     python -m benchmarks.limits --out limits.json
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steady steps/s of the agents beside the rate that the cores allow, in one run.
 
-    python -m benchmarks.sps                             # Pong, about 8 minutes.
+    python -m benchmarks.sps                             # Pong.
     python -m benchmarks.sps --rounds 5 --agents polybeast --net deep
     python -m benchmarks.sps --rounds 1 --seconds 20 --env CartPole-v1
 

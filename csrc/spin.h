@@ -8,8 +8,8 @@
 namespace beast {
 
 // Waits for events of a completion queue, and begins by polling where that pays: where
-// an answer is there sooner than a sleeping thread would be woken up (20 to 50 us), as
-// with quick environments on this machine. Learns it from the waits before; where it
+// an answer is there sooner than a sleeping thread would be woken up, as with quick
+// environments on this machine. Learns it from the waits before; where it
 // does not pay, one wait in kProbe polls, to see whether that has changed. For one
 // thread at a time.
 class Spin {
