@@ -115,12 +115,13 @@ Nest BatchingQueue::dequeue(const Tick& tick) {
         until = std::min(until, items_.front().arrived + *sizes.timeout);
       }
       arrived_.wait_until(lock, until);
-      if (tick && Clock::now() >= next_tick) {
+      if (Clock::now() < next_tick) continue;
+      if (tick) {
         lock.unlock();
         tick();
         lock.lock();
-        next_tick = Clock::now() + kTickInterval;
       }
+      next_tick = Clock::now() + kTickInterval;
     }
     if (closed_) std::rethrow_exception(queue_is_closed());
     int64_t rows = 0;

@@ -187,12 +187,13 @@ std::shared_ptr<DynamicBatcher::Batch> DynamicBatcher::next_batch(const Tick& ti
       if (!help(lock, until, std::exchange(away, std::nullopt))) {
         arrived_.wait_until(lock, until);
       }
-      if (tick && Clock::now() >= next_tick) {
+      if (Clock::now() < next_tick) continue;
+      if (tick) {
         lock.unlock();
         tick();
         lock.lock();
-        next_tick = Clock::now() + kTickInterval;
       }
+      next_tick = Clock::now() + kTickInterval;
     }
     if (closed_) std::rethrow_exception(batcher_is_closed());
     while (!items_.empty()) {

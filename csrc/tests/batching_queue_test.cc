@@ -161,6 +161,18 @@ TEST(dequeue_waits_for_the_minimum) {
   consumer.get();
 }
 
+TEST(to_wait_for_long_costs_no_work) {
+  BatchingQueue queue(sizes(2, 2));
+  queue.enqueue(rows(0, 1));
+  auto consumer = in_thread([&] {
+    queue.dequeue();
+    CHECK(cpu_time_of_this_thread() < kTickInterval / 2);
+  });
+  std::this_thread::sleep_for(4 * kTickInterval);
+  queue.enqueue(rows(1, 1));
+  consumer.get();
+}
+
 TEST(past_the_timeout_a_batch_is_made_of_what_there_is) {
   BatchingQueue queue(sizes(10, 10, 50ms));
   const auto begin = Clock::now();

@@ -5,6 +5,8 @@
 // BEAST_LIMIT_S how long a test or a round may take before the program aborts (60).
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -32,6 +34,13 @@ constexpr std::chrono::milliseconds kSoon{20'000};
 #else
 constexpr std::chrono::milliseconds kSoon{1'000};
 #endif
+
+// What the calling thread has worked, in distinction to waited.
+inline std::chrono::nanoseconds cpu_time_of_this_thread() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
 
 inline int from_environment(const char* name, int otherwise) {
   const char* text = std::getenv(name);

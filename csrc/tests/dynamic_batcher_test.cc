@@ -355,6 +355,17 @@ TEST(sizes_that_make_no_sense_are_refused_by_name) {
 
 // --- Closing ---
 
+TEST(to_wait_for_long_costs_no_work) {
+  DynamicBatcher batcher(sizes(1, 1));
+  auto consumer = in_thread([&] {
+    batcher.next_batch();
+    CHECK(cpu_time_of_this_thread() < kTickInterval / 2);
+  });
+  std::this_thread::sleep_for(4 * kTickInterval);
+  ask(batcher, rows(0, 1));
+  consumer.get();
+}
+
 TEST(close_wakes_those_who_wait_for_an_answer) {
   DynamicBatcher batcher(sizes(10, 10));
   std::vector<std::future<void>> askers;
