@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel_settings.h"
 
+#include <absl/synchronization/mutex.h>
 #include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
@@ -97,6 +98,8 @@ void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes) {
 void prepare_process() {
   static const bool unused_done = [] {
     grpc_init();
+    // Debian's Abseil looks for deadlocks at each of gRPC's locks, as a debug build.
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #ifdef __GLIBC__
     mallopt(M_TRIM_THRESHOLD, 256 << 20);
     mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The largest that glibc takes.
