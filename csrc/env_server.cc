@@ -64,13 +64,17 @@ struct EnvServer::State {
   std::unique_ptr<grpc::Server> server;
   std::vector<std::thread> threads;
   std::atomic<bool> stopping{false};
-  std::atomic<uint64_t> next_number{0};
   std::mutex mu;
   std::condition_variable changed;
   bool started = false;                       // Guarded by mu, as all below.
+  uint64_t next_number = 0;                   // Of a stream.
   bool stopped = false;                       // The threads are gone, or given up.
   int num_working = 0;                        // Threads.
   std::set<std::shared_ptr<Stream>> streams;  // Those that were accepted.
+  // Built for a client that only wanted to know its spec, as the stream of that number;
+  // for the next one to take.
+  uint64_t spare_number = 0;
+  std::unique_ptr<Environment> spare;
 };
 
 // One call: a state machine that has one operation pending at any time, or two, a write
@@ -226,13 +230,15 @@ class EnvServer::Stream {
 
   void on_hello() {
     ReceivedMessage message(received_);
-    const std::string run_id = decode_hello(message.reader());
-    number_ = server_.next_number++;
-    log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" + run_id +
-                             "\" begins, from " + context_.peer());
+    const Hello hello = decode_hello(message.reader());
+    take_spare();
+    log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" +
+                             hello.run_id + "\" begins, from " + context_.peer());
     building_since_ = std::chrono::steady_clock::now();
-    run_environment(
-        [this] { environment_ = server_.options.make_environment(number_); });
+    if (!environment_) {
+      run_environment(
+          [this] { environment_ = server_.options.make_environment(number_); });
+    }
     if (!environment_) throw std::invalid_argument("no environment was made");
     const EnvSpec& spec = environment_->spec();
     step_message_.emplace(step_message(spec));
@@ -243,6 +249,14 @@ class EnvServer::Stream {
           " bytes, more than max_message_bytes=" +
           std::to_string(server_.options.max_message_bytes) +
           "; serve fewer environments per stream or raise it on both sides");
+    }
+    const grpc::Slice slice(encode_welcome(spec));
+    if (hello.only_spec) {
+      leave_spare();
+      expect(Next::kFinished);
+      call_.WriteAndFinish(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(),
+                           grpc::Status::OK, &tag_);
+      return;
     }
     output_.emplace(spec.num_envs);
     counter_.emplace(spec.num_envs);
@@ -259,8 +273,20 @@ class EnvServer::Stream {
       data += size;
     }
     expect(Next::kWelcomed);
-    const grpc::Slice slice(encode_welcome(spec));
     call_.Write(grpc::ByteBuffer(&slice, 1), &tag_);
+  }
+
+  void take_spare() {
+    std::lock_guard lock(server_.mu);
+    environment_ = std::move(server_.spare);
+    number_ = environment_ ? server_.spare_number : server_.next_number++;
+  }
+
+  void leave_spare() {
+    std::lock_guard lock(server_.mu);
+    if (server_.spare) return;  // Somebody else was faster.
+    server_.spare = std::move(environment_);
+    server_.spare_number = number_;
   }
 
   void on_welcomed() {
@@ -529,6 +555,9 @@ void EnvServer::stop(std::chrono::milliseconds grace) {
     // down.
     std::unique_lock lock(self->mu);
     self->changed.wait(lock, [&] { return self->streams.empty(); });
+    std::unique_ptr<Environment> spare = std::move(self->spare);
+    lock.unlock();
+    spare.reset();
     self->cq->Shutdown();
   });
   bool all_ended;

@@ -47,7 +47,7 @@ std::variant<EnvSpec, grpc::Status> try_once(
   call->StartCall(nullptr);
   bool ok = next();
   if (ok) {
-    const grpc::Slice hello(encode_hello("probe"));
+    const grpc::Slice hello(encode_hello("probe", /*only_spec=*/true));
     call->Write(grpc::ByteBuffer(&hello, 1), nullptr);
     ok = next();
   }

@@ -311,9 +311,11 @@ py::handle info_get(py::handle info, const char* key) {
   return PyDict_Check(info.ptr()) ? PyDict_GetItemString(info.ptr(), key) : nullptr;
 }
 
+// Its id where it was made by one: a whole spec is a long line.
 std::string describe(py::handle env) {
-  py::object spec = py::getattr(env, "spec", py::none());
-  return py::str(spec.is_none() ? py::str(env) : py::str(spec)).cast<std::string>();
+  const py::object spec = py::getattr(env, "spec", py::none());
+  const py::object id = py::getattr(spec, "id", spec);
+  return py::str(id.is_none() ? py::reinterpret_borrow<py::object>(env) : id);
 }
 
 void close_quietly(py::handle env) {

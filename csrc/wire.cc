@@ -364,29 +364,32 @@ void check_version(const char* whose, uint64_t version) {
 
 }  // namespace
 
-std::string encode_hello(const std::string& run_id) {
+std::string encode_hello(const std::string& run_id, bool only_spec) {
   std::string hello;
   put_number(hello, 1, kProtocolVersion);
   if (!run_id.empty()) put_bytes(hello, 2, run_id);
+  if (only_spec) put_number(hello, 3, 1);
   return as_message(kHello, hello);
 }
 
-std::string decode_hello(MessageReader& in) {
-  std::string run_id;
+Hello decode_hello(MessageReader& in) {
+  Hello hello;
   read_message(in, "Hello", {kHello}, [&](const Field& field) {
     uint64_t version = 0;
     read_fields(in, field, [&](const Field& inner) {
       if (inner.number == 1 && inner.type == Field::kVarint) {
         version = inner.value;
       } else if (inner.number == 2) {
-        run_id = readable(in.read_string(inner));
+        hello.run_id = readable(in.read_string(inner));
+      } else if (inner.number == 3 && inner.type == Field::kVarint) {
+        hello.only_spec = inner.value != 0;
       } else {
         in.skip(inner);
       }
     });
     check_version("client", version);
   });
-  return run_id;
+  return hello;
 }
 
 std::string encode_welcome(const EnvSpec& spec) {

@@ -29,8 +29,12 @@ struct VersionError : ProtocolError {
 constexpr uint32_t kProtocolVersion = 1;
 constexpr char kStreamMethod[] = "/chimera.RpcEnv/Stream";
 
-std::string encode_hello(const std::string& run_id);
-std::string decode_hello(MessageReader& message);  // The run id.
+struct Hello {
+  std::string run_id;
+  bool only_spec = false;  // Welcome is all that the client wants.
+};
+std::string encode_hello(const std::string& run_id, bool only_spec = false);
+Hello decode_hello(MessageReader& message);
 std::string encode_welcome(const EnvSpec& spec);
 // A step of the spec fits into max_message_bytes.
 EnvSpec decode_welcome(MessageReader& message, size_t max_message_bytes);

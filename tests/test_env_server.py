@@ -654,6 +654,22 @@ def test_a_probe_tells_the_spaces():
     assert (image.dtype, image.shape) == ("uint8", (5, 5, 3))
 
 
+def test_what_a_probe_made_is_played_by_the_next_stream():
+    made = []
+
+    def make():
+        made.append(Counting())
+        return made[-1]
+
+    with serve(make, num_envs=2) as server:
+        libbeast.probe(server.address())
+        libbeast.probe(server.address())
+        assert len(made) == 2
+        with Acting(server.address()) as acting:
+            acting.rollouts(1)
+        assert len(made) == 2
+
+
 def test_a_probe_of_an_environment_that_cannot_be_built_tells_why():
     failure = probe_failure(functools.partial(Broken, "__init__"))
     assert "Traceback (most recent call last)" in failure

@@ -344,6 +344,38 @@ TEST(an_environment_that_is_too_large_for_a_message_is_refused) {
 
 // --- What clients may not do ---
 
+TEST(who_only_asks_for_the_spec_leaves_its_environment_to_the_next) {
+  EnvServer::Options options = serving("127.0.0.1:0");
+  std::atomic<int> num_made{0};
+  options.make_environment = [&, make = options.make_environment](uint64_t stream) {
+    ++num_made;
+    return make(stream);
+  };
+  {
+    EnvServer server(options);
+    server.start();
+    for (int i = 0; i < 2; ++i) {
+      RawStream asker(server.address());
+      CHECK(asker.write(encode_hello("asks", /*only_spec=*/true)));
+      Pieces welcome(asker.read().value());
+      CHECK_EQ(decode_welcome(welcome, 1 << 20).num_envs, 1);
+      CHECK(!asker.read());
+      CHECK_STATUS(asker.finish(), Status::OK, "");
+    }
+    CHECK(soon([&] { return server.num_streams() == 0; }));
+    CHECK_EQ(num_made, 1);
+    Client first(server.address()), second(server.address());
+    CHECK_EQ(first.begin()[0].stream, 0);
+    CHECK_EQ(second.begin()[0].stream, 1);
+    CHECK_EQ(num_made, 2);
+    RawStream asker(server.address());
+    CHECK(asker.write(encode_hello("asks", /*only_spec=*/true)));
+    CHECK(asker.read());
+    CHECK_EQ(num_made, 3);
+  }
+  CHECK_EQ(CountingEnv::num_live, 0);  // Also the one that nobody took.
+}
+
 TEST(only_hello_of_this_version_begins_a_stream) {
   Server server;
   const std::string address = server.address();
@@ -727,7 +759,7 @@ TEST(probe_tells_what_is_served) {
   CHECK_EQ(spec.num_envs, 3);
   CHECK_EQ(spec.action.leaves[0].num_values, 7);
   CHECK_EQ(spec.description, "Counting");
-  CHECK(soon([] { return CountingEnv::num_live == 0; }));
+  CHECK_EQ(CountingEnv::num_live, 1);  // For the first stream.
 }
 
 TEST(probe_waits_for_a_server_that_comes_later) {

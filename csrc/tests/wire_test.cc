@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr size_t kPieceSizes[] = {SIZE_MAX, 1, 2, 7};
 
-std::string hello_of(Pieces message) { return decode_hello(message); }
+std::string hello_of(Pieces message) { return decode_hello(message).run_id; }
 
 EnvSpec welcome_of(Pieces message, size_t max_message_bytes = kMaxBytes) {
   return decode_welcome(message, max_message_bytes);
@@ -113,7 +113,12 @@ TEST(hello_round_trips) {
        {std::string(), std::string("breakout-7"), std::string("öäü\n\0x", 9),
         std::string(100'000, 'x')}) {
     for (size_t size : kPieceSizes) {
-      CHECK_EQ(hello_of(Pieces(encode_hello(run_id), size)), run_id);
+      for (bool only_spec : {false, true}) {
+        Pieces pieces(encode_hello(run_id, only_spec), size);
+        const Hello hello = decode_hello(pieces);
+        CHECK_EQ(hello.run_id, run_id);
+        CHECK_EQ(hello.only_spec, only_spec);
+      }
     }
   }
 }
@@ -123,6 +128,9 @@ TEST(hello_reads_as_protobuf_says) {
   CHECK(message.ParseFromString(encode_hello("a")));
   CHECK_EQ(message.hello().protocol_version(), 1u);
   CHECK_EQ(message.hello().run_id(), "a");
+  CHECK(!message.hello().only_spec());
+  CHECK(message.ParseFromString(encode_hello("a", true)));
+  CHECK(message.hello().only_spec());
 }
 
 TEST(hello_may_have_its_fields_in_any_order_and_unknown_ones) {
