@@ -30,10 +30,16 @@ import datetime
 import functools
 import logging
 import math
+import os
 import pathlib
 import sys
 import time
 from typing import Any, cast
+
+# Threads of the learner that wait for one another shall sleep, as actors want the cores:
+# with GNU OpenMP's spinning, two learner threads on two cores are slower than one. Read
+# when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import gymnasium as gym
 import numpy as np
@@ -109,7 +115,7 @@ g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
 g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
 g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
-g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [cores - num_actors]")  # fmt: skip
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
 
 # A test takes these from the run's checkpoint unless they are given.
 OF_THE_RUN = {
@@ -131,7 +137,7 @@ def check_flags(flags: argparse.Namespace) -> None:
     if flags.envs_per_actor is None:
         flags.envs_per_actor = max(32 // max(flags.num_actors, 1), 1)
     if flags.learner_threads is None:
-        flags.learner_threads = max(cores - flags.num_actors, 1)
+        flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
         above_0="total_steps envs_per_actor unroll_length batch_size num_test_episodes "
