@@ -39,9 +39,16 @@ def last_row(logs: pathlib.Path) -> tuple[float, int] | None:
 
 
 def measure_run(
-    agent: str, args: list[str], warm_up_s: float, seconds: float
+    agent: str,
+    args: list[str],
+    warm_up_s: float,
+    seconds: float,
+    start_s: float = 120.0,
 ) -> dict[str, float]:
-    """What one real run does in `seconds`, after it has warmed up."""
+    """What one real run does in `seconds`, after it has warmed up.
+
+    It may take start_s until its first update.
+    """
     with tempfile.TemporaryDirectory() as savedir:
         where = [f"--savedir={savedir}", "--xpid=bench"]
         endless = ["--total_steps=1000000000", "--no-lr_decay", "--log_s=1"]
@@ -53,7 +60,7 @@ def measure_run(
             )
             try:
                 logs = pathlib.Path(savedir) / "bench/logs.csv"
-                result = watch(process, logs, warm_up_s, seconds)
+                result = watch(process, logs, warm_up_s, seconds, start_s)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
@@ -61,9 +68,13 @@ def measure_run(
 
 
 def watch(
-    process: Any, logs: pathlib.Path, warm_up_s: float, seconds: float
+    process: Any,
+    logs: pathlib.Path,
+    warm_up_s: float,
+    seconds: float,
+    start_s: float,
 ) -> dict[str, float]:
-    patience_s = 120 + warm_up_s + seconds
+    patience_s = start_s + warm_up_s + seconds
     deadline = time.monotonic() + patience_s
     first: float | None = None
     start: tuple[float, int, float] | None = None

@@ -69,3 +69,19 @@ def test_limits_and_rates_of_a_short_run(tmp_path):
     assert report["ratios"]["monobeast"] == run["rate"] / report["ideal"]
     assert "| monobeast |" in text
     assert "environment, as it comes" in text
+
+
+def test_scaling_of_short_runs(tmp_path):
+    out, figure = tmp_path / "scaling.json", tmp_path / "scaling.png"
+    short = ["--rounds=1", "--seconds=1", "--warm_up_s=0.5", "--servers=2", "--at=4"]
+    command = [sys.executable, "-m", "benchmarks.scaling", "--envs=2,4", *short]
+    flags = ["--env=CartPole-v1", f"--out={out}", f"--figure={figure}"]
+    text = subprocess.run(
+        [*command, *flags], cwd=ROOT, text=True, capture_output=True, check=True
+    ).stdout
+    report = json.loads(out.read_text())
+    assert [(line["envs"], line["servers"]) for line in report["lines"]] == [(2, 2), (4, 2)]  # fmt: skip
+    assert all(line["rate"] > 0 and line["pss_mb"] > 50 for line in report["lines"])
+    assert report["rollout_mb"] == 21 * 4 * 4 / 1e6
+    assert "From 2 to 4 environments" in text
+    assert figure.stat().st_size > 5_000
