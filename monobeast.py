@@ -78,8 +78,7 @@ g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda
 g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
 g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
 g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
-g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
-g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
+rundir.add_test_flags(g)
 
 g = parser.add_argument_group("environment")
 g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated* [that of the id]")  # fmt: skip
@@ -143,7 +142,7 @@ def check_flags(flags: argparse.Namespace) -> None:
         above_0="total_steps envs_per_actor unroll_length batch_size num_test_episodes "
         "learner_threads learning_rate epsilon grad_norm_clipping log_s checkpoint_s "
         "actor_timeout_s",
-        from_0="num_actors max_actor_restarts baseline_cost entropy_cost seed",
+        from_0="num_actors max_actor_restarts baseline_cost entropy_cost seed eval_every",
         from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
         "rmsprop_momentum",
     )
@@ -719,12 +718,15 @@ def train_loop(
     from tqdm import tqdm
 
     started, waited_s = time.monotonic(), 0.0
-    with tqdm(
-        total=flags.total_steps,
-        initial=learner.step,
-        unit=" steps",
-        disable=not sys.stderr.isatty(),
-    ) as bar:
+    with (
+        rundir.Evaluator(run, flags, __file__, stop) as evaluator,
+        tqdm(
+            total=flags.total_steps,
+            initial=learner.step,
+            unit=" steps",
+            disable=not sys.stderr.isatty(),
+        ) as bar,
+    ):
         while learner.step < flags.total_steps and not stop.received:
             asked = time.monotonic()
             batch = source.next_batch()
@@ -743,6 +745,9 @@ def train_loop(
             bar.update(learner.step - bar.n)
             if time.monotonic() - run.saved_at >= flags.checkpoint_s:
                 save(flags, learner, run)
+            if evaluator.is_due(learner.step):
+                save(flags, learner, run)
+                evaluator.start(learner.step)
     wait = waited_s / (time.monotonic() - started)
     hint = "more --num_actors may help" if wait > 0.2 else "it is the bottleneck"
     log.info("the learner waited %.0f%% of the time for rollouts: %s", 100 * wait, hint)
@@ -759,7 +764,7 @@ def test(flags: argparse.Namespace) -> list[float]:
         if getattr(flags, name) is None:
             setattr(flags, name, saved["flags"].get(name))
     flags.episode_life = False
-    rendering = flags.mode == "test_render"
+    rendering = flags.capture_video or flags.mode == "test_render"
     if rendering:
         env = open_env(flags, 1, "rgb_array")
     else:
@@ -776,12 +781,9 @@ def test(flags: argparse.Namespace) -> list[float]:
             fps = 15 if atari_wrappers.is_atari(flags.env) else 30
             rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
     env.close()
-    print(
-        f"{len(returns)} episodes of {flags.env} after {saved['step']} steps: "
-        f"mean {np.mean(returns):.2f}, min {min(returns):.2f}, "
-        f"max {max(returns):.2f}, std {np.std(returns):.2f}"
-        + (f"; videos in {videos}" if rendering else "")
-    )
+    rundir.report_test(run_path, flags, saved["step"], returns)
+    if rendering:
+        print(f"videos in {videos}")
     return returns
 
 

@@ -90,8 +90,7 @@ g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds betwee
 g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
 g.add_argument("--profile", default=False, action=yes_no, help="say with every log row where the time goes")  # fmt: skip
 g.add_argument("--stall_timeout_s", default=600.0, type=float, help="end the run when nothing has moved for so long")  # fmt: skip
-g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
-g.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
+rundir.add_test_flags(g)
 
 g = parser.add_argument_group("servers and actors")
 g.add_argument("--server_addresses", help="host:port or unix:/path, with commas; one given twice gets two streams [servers started here]")  # fmt: skip
@@ -166,7 +165,7 @@ def check_flags(flags: argparse.Namespace) -> None:
         "max_inference_batch learning_rate epsilon grad_norm_clipping log_s "
         "checkpoint_s stall_timeout_s connect_timeout_s step_timeout_s "
         "max_message_bytes",
-        from_0="baseline_cost entropy_cost seed",
+        from_0="baseline_cost entropy_cost seed eval_every",
         from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
         "rmsprop_momentum",
     )
@@ -817,12 +816,15 @@ def train_loop(
     from tqdm import tqdm
 
     started, waited_s = time.monotonic(), 0.0
-    with tqdm(
-        total=flags.total_steps,
-        initial=learner.step,
-        unit=" steps",
-        disable=not sys.stderr.isatty(),
-    ) as bar:
+    with (
+        rundir.Evaluator(run, flags, __file__, stop) as evaluator,
+        tqdm(
+            total=flags.total_steps,
+            initial=learner.step,
+            unit=" steps",
+            disable=not sys.stderr.isatty(),
+        ) as bar,
+    ):
         while learner.step < flags.total_steps and not stop.received:
             asked = time.monotonic()
             batch = actors.next_batch()
@@ -844,6 +846,9 @@ def train_loop(
             bar.update(learner.step - bar.n)
             if time.monotonic() - run.saved_at >= flags.checkpoint_s:
                 save(flags, learner, run)
+            if evaluator.is_due(learner.step):
+                save(flags, learner, run)
+                evaluator.start(learner.step)
     log.info(actors.watch.report(flags.num_inference_threads))
 
 
@@ -881,7 +886,7 @@ def test(flags: argparse.Namespace) -> list[float]:
         if getattr(flags, name) is None:
             setattr(flags, name, saved["flags"].get(name))
     flags.episode_life = False
-    rendering = flags.mode == "test_render"
+    rendering = flags.capture_video or flags.mode == "test_render"
     if rendering:
         env = open_env(flags, 1, "rgb_array")
     else:
@@ -902,12 +907,9 @@ def test(flags: argparse.Namespace) -> list[float]:
             fps = 15 if atari_wrappers.is_atari(flags.env) else 30
             rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
     env.close()
-    print(
-        f"{len(returns)} episodes of {flags.env} after {saved['step']} steps: "
-        f"mean {np.mean(returns):.2f}, min {min(returns):.2f}, "
-        f"max {max(returns):.2f}, std {np.std(returns):.2f}"
-        + (f"; videos in {videos}" if rendering else "")
-    )
+    rundir.report_test(run_path, flags, saved["step"], returns)
+    if rendering:
+        print(f"videos in {videos}")
     return returns
 
 

@@ -2,8 +2,9 @@
 """A run's directory and its end: logs, checkpoints, resume, videos, signals.
 
 What no research idea edits, shared by the agents. A directory holds `meta.json`,
-`logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before) and
-`videos/`; `latest` beside it links to the newest run.
+`logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before),
+`eval.json` (the last test), `evals.csv` (tests while it trained) and `videos/`;
+`latest` beside it links to the newest run.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import datetime
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import pathlib
@@ -22,6 +24,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,6 +32,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+
+log = logging.getLogger("chimera.rundir")
 
 CHECKPOINT_KEYS = {"model_state_dict", "optimizer_state_dict", "step", "updates"}
 CHECKPOINT_KEYS |= {"seconds", "num_episodes", "episodes", "rng_state", "flags"}
@@ -440,6 +445,157 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
         "cores": num_cores(),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
+
+
+def add_test_flags(group: Any) -> None:
+    """What every agent offers for its tests."""
+    yes_no = argparse.BooleanOptionalAction
+    group.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
+    group.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
+    group.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game of a test, as --mode test_render")  # fmt: skip
+    group.add_argument("--eval_every", default=0, type=int, help="test while training, every so many steps, in a process of its own; 0: never")  # fmt: skip
+
+
+def mean_interval(values: list[float]) -> tuple[float, float] | None:
+    """Where the mean lies with 95 %, by bootstrap; None for a single value."""
+    from scipy import stats  # Slow: only where it is needed.
+
+    if len(values) < 2:
+        return None
+    interval = stats.bootstrap(
+        (values,), np.mean, method="percentile", rng=0
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def report_test(
+    path: pathlib.Path, flags: argparse.Namespace, step: int, returns: list[float]
+) -> dict[str, Any]:
+    """Prints what a test of the run at path found, and writes it to eval.json."""
+    interval = mean_interval(returns)
+    report = {
+        "env": flags.env,
+        "steps_trained": step,
+        "episodes": len(returns),
+        "mean": float(np.mean(returns)),
+        "std": float(np.std(returns)),
+        "min": min(returns),
+        "max": max(returns),
+        "interval_95": interval,
+        "seed": flags.seed,
+        "greedy": flags.greedy,
+        "returns": returns,
+    }
+    with explain_disk_errors(path):
+        temporary = path / f"eval.json.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(report, indent=1) + "\n")
+        temporary.replace(path / "eval.json")
+    shown = {
+        "episodes": str(len(returns)),
+        **{name: f"{report[name]:.2f}" for name in ("mean", "std", "min", "max")},
+        "95 % interval": "-" if interval is None else "{:.2f} to {:.2f}".format(*interval),
+        "actions": "greedy" if flags.greedy else "sampled",
+        "seed": str(flags.seed),
+        "steps trained": str(step),
+    }  # fmt: skip
+    widths = [max(len(name), len(value)) for name, value in shown.items()]
+    print(f"{flags.env}, {path / 'eval.json'}")
+    for row in (shown.keys(), shown.values()):
+        pairs = zip(row, widths, strict=True)
+        print("  ".join(text.rjust(width) for text, width in pairs))
+    return report
+
+
+class Evaluator:
+    """Tests the run every eval_every steps in a process of its own, of low priority.
+
+        with Evaluator(run, flags, __file__, stop) as evaluator:
+            if evaluator.is_due(step):  # One at a time.
+                ...  # Save what is to be tested.
+                evaluator.start(step)
+
+    What a test found goes to evals.csv and TensorBoard (charts/eval_return) when the
+    next is_due() sees its end. A test that fails says so in the log; training goes on.
+    """
+
+    COLUMNS = ("step", "episodes", "mean", "std", "min", "max")
+    PATIENCE_S = 120.0  # For the last test, when training is over.
+
+    def __init__(
+        self, run: Run, flags: argparse.Namespace, program: str, stop: StopSignals
+    ) -> None:
+        self.run, self.every, self.stop = run, flags.eval_every, stop
+        self.command = [sys.executable, program, "--mode=test"]
+        self.command += [f"--savedir={run.path.parent}", f"--xpid={run.path.name}"]
+        self.command += [f"--num_test_episodes={flags.num_test_episodes}"]
+        self.command += [f"--seed={flags.seed}", "--device=cpu"]
+        self.command += ["--greedy"] if flags.greedy else []
+        self.command += ["--capture_video"] if flags.capture_video else []
+        self.process: subprocess.Popen[str] | None = None
+        self.next_step = 0
+
+    def __enter__(self) -> "Evaluator":
+        return self
+
+    def __exit__(self, kind: Any, *unused_exc: Any) -> None:
+        if self.process is None:
+            return
+        # A run that ends well waits for its last test; any other does not.
+        deadline = time.monotonic() + (0.0 if kind else self.PATIENCE_S)
+        while self.process.poll() is None:
+            if time.monotonic() >= deadline or self.stop.received:
+                log.warning("the test of step %d was broken off", self.step)
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.communicate()
+                return
+            time.sleep(0.1)
+        self._note()
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time for a test, and the one before is over."""
+        if self.process is not None and self.process.poll() is not None:
+            self._note()
+        if not self.next_step:
+            self.next_step = step + self.every
+        return bool(self.every) and self.process is None and step >= self.next_step
+
+    def start(self, step: int) -> None:
+        """Tests the checkpoint, which is that of step."""
+        self.step, self.next_step = step, step + self.every
+        self.process = subprocess.Popen(
+            ["nice", *self.command],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # A Ctrl-C is for the run, which ends it.
+        )
+
+    def _note(self) -> None:
+        assert self.process is not None
+        _, words = self.process.communicate()
+        code, self.process = self.process.returncode, None
+        if code != 0:
+            log.warning("the test of step %d failed: %s", self.step, words[-2000:])
+            return
+        report = json.loads((self.run.path / "eval.json").read_text())
+        row = {"step": report["steps_trained"]} | {
+            name: report[name] for name in self.COLUMNS[1:]
+        }
+        log.info(
+            "test of step %d: mean return %.2f of %d episodes",
+            row["step"], row["mean"], row["episodes"],
+        )  # fmt: skip
+        with explain_disk_errors(self.run.path):
+            path = self.run.path / "evals.csv"
+            is_new = not path.exists()
+            with path.open("a", newline="") as file:
+                writer = csv.DictWriter(file, self.COLUMNS)
+                if is_new:
+                    writer.writeheader()
+                writer.writerow(row)
+            self.run.writer.add_scalar("charts/eval_return", row["mean"], row["step"])
 
 
 def write_video(frames: list[np.ndarray], path: pathlib.Path, fps: int) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of trained agents: by hand, and while they train."""
+
+import csv
+import json
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+
+import rundir
+from tests.conftest import alive, children, wait_for
+
+AGENTS = ["monobeast", "polybeast"]
+CARTPOLE = {
+    "monobeast": ["--env=CartPole-v1", "--num_actors=1", "--envs_per_actor=4"],
+    "polybeast": ["--env=CartPole-v1", "--num_servers=1", "--envs_per_server=4"],
+}
+pytestmark = pytest.mark.xdist_group("shared memory")
+
+
+def read_evals(path):
+    if not (path / "evals.csv").exists():
+        return []
+    with (path / "evals.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_interval_holds_the_mean_and_shrinks_with_more_games():
+    random = np.random.default_rng(0)
+    few, many = random.normal(5, 2, 10).tolist(), random.normal(5, 2, 1000).tolist()
+    widths = []
+    for values in (few, many):
+        low, high = rundir.mean_interval(values)
+        assert low < np.mean(values) < high
+        widths.append(high - low)
+    # Of a normal distribution, 2 * 1.96 * 2 / sqrt(1000).
+    assert widths[1] == pytest.approx(0.248, rel=0.1)
+    assert widths[0] > 4 * widths[1]
+    assert rundir.mean_interval([7.0, 7.0, 7.0]) == (7.0, 7.0)
+    assert rundir.mean_interval([7.0]) is None
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_test_prints_a_table_and_writes_eval_json(start, agent):
+    run = start(*CARTPOLE[agent], "--total_steps=2000", agent=agent)
+    assert run.wait() == 0, run.text()
+    args = ["--mode=test", "--num_test_episodes=5", "--seed=3", "--capture_video"]
+    test = start(*args, agent=agent)
+    assert test.wait() == 0, test.text()
+    report = json.loads((run.path / "eval.json").read_text())
+    returns = report["returns"]
+    assert len(returns) == report["episodes"] == 5
+    assert report["mean"] == pytest.approx(np.mean(returns))
+    assert (report["min"], report["max"]) == (min(returns), max(returns))
+    low, high = report["interval_95"]
+    assert report["min"] <= low <= report["mean"] <= high <= report["max"]
+    assert (report["seed"], report["greedy"]) == (3, False)
+    assert report["steps_trained"] >= 2000
+    *_, names, values, videos = test.text().strip().splitlines()
+    columns = "episodes mean std min max interval actions seed steps trained"
+    assert all(name in names for name in columns.split())
+    assert f"{report['mean']:.2f}" in values
+    assert f"{low:.2f} to {high:.2f}" in values
+    assert len(list(pathlib.Path(videos.removeprefix("videos in ")).iterdir())) == 5
+    greedy = start(*args[:3], "--greedy", agent=agent)
+    assert greedy.wait() == 0, greedy.text()
+    assert json.loads((run.path / "eval.json").read_text())["greedy"] is True
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_run_is_tested_while_it_trains(start, agent):
+    args = ["--total_steps=100000000", "--eval_every=500", "--num_test_episodes=3"]
+    run = start(*CARTPOLE[agent], *args, agent=agent)
+    wait_for(lambda: run.step() and len(read_evals(run.path)) >= 2, run.text, 150)
+    rows = read_evals(run.path)
+    assert int(rows[0]["step"]) >= 500
+    assert int(rows[1]["step"]) >= int(rows[0]["step"]) + 500
+    assert all(row["episodes"] == "3" for row in rows)
+    assert float(rows[0]["min"]) <= float(rows[0]["mean"]) <= float(rows[0]["max"])
+    assert "test of step" in run.text()
+    # It trains on meanwhile: most of the log's rows fall into tests.
+    assert run.step() > int(rows[1]["step"])
+
+    def tester():
+        return [pid for pid in children(run.pid) if b"--mode=test" in cmdline(pid)]
+
+    def cmdline(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return b""
+
+    (pid,) = wait_for(tester, run.text)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 128 + signal.SIGTERM, run.text()
+    assert not alive(pid)
+
+
+def test_a_test_that_fails_does_not_end_the_training(start):
+    args = ["--total_steps=100000000", "--eval_every=500", "--num_test_episodes=3"]
+    run = start(*CARTPOLE["monobeast"], *args)
+    run.wait_for_step(200)
+    (run.path / "eval.json").mkdir()  # Cannot be replaced by a file.
+    wait_for(lambda: "failed" in run.text(), run.text, 100)
+    step = run.step()
+    run.wait_for_step(step + 1000)
+    assert "cannot write" in run.text()
