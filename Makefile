@@ -73,6 +73,11 @@ format: $(VENV)/ready
 bench: libbeast
 	$(BIN)/python -m benchmarks.sps --save $(ARGS)
 
+# Other systems at the same work; installs them in build/peers.
+.PHONY: bench-peers
+bench-peers: libbeast
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
 tensorboard: $(VENV)/ready
 	$(BIN)/tensorboard --logdir runs $(ARGS)
 
