@@ -20,7 +20,7 @@ MinAtar is for sb3 and envpool (there under gymnasium's vector environment).
 Each round runs every system for a while, in turn; the limit (benchmarks/limits.py) is
 measured before each round and after the last. Systems differ in how they are best set
 up: --search tries each setting of SETTINGS for 20 s and takes the fastest; without it,
-those of BEST are used (see there whether they were measured). A peer that cannot be installed or dies is a row with the reason.
+those of BEST are used. A peer that cannot be installed or dies is a row with the reason.
 Flags after these go to our agents.
 """
 
@@ -96,6 +96,7 @@ SETTINGS = {
         "--num_envs=32 --threads=2",
         "--num_envs=8 --threads=2 --processes",
         "--num_envs=16 --threads=1 --processes",
+        "OMP_WAIT_POLICY=PASSIVE --num_envs=16 --threads=2 --processes",
     ],
     "envpool": [
         "--num_envs=8 --env_threads=2 --threads=2",
@@ -103,6 +104,7 @@ SETTINGS = {
         "--num_envs=32 --env_threads=2 --threads=2",
         "--num_envs=32 --env_threads=2 --threads=2 --channels_last",
         "--num_envs=32 --env_threads=1 --threads=1 --channels_last",
+        "OMP_WAIT_POLICY=PASSIVE --num_envs=32 --env_threads=2 --threads=2 --channels_last",
     ],
     "sample_factory": [
         "--num_workers=1 --envs_per_worker=16",
