@@ -506,6 +506,25 @@ def report_test(
     return report
 
 
+# Asks Linux to end the program when its parent is killed outright (1 is
+# PR_SET_PDEATHSIG), then becomes it. A program of its own, as a fork of a process with
+# threads should do little.
+LAUNCH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
+if os.getppid() == int(sys.argv[1]):
+    os.nice(int(sys.argv[3]))
+    os.execv(sys.argv[4], sys.argv[4:])
+"""
+
+
+def bound_to_us(command: list[str], number: int, nice: int = 0) -> list[str]:
+    """The command, to get that signal when the thread that starts it is gone."""
+    words = (str(os.getpid()), str(int(number)), str(nice))
+    return [sys.executable, "-S", "-c", LAUNCH, *words, *command]
+
+
 class Evaluator:
     """Tests the run every eval_every steps in a process of its own, of low priority.
 
@@ -563,7 +582,7 @@ class Evaluator:
         """Tests the checkpoint, which is that of step."""
         self.step, self.next_step = step, step + self.every
         self.process = subprocess.Popen(
-            ["nice", *self.command],
+            bound_to_us(self.command, signal.SIGKILL, nice=10),
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -27,6 +27,18 @@ def read_evals(path):
         return list(csv.DictReader(file))
 
 
+def find_testers(pid):
+    """Children of pid that test."""
+    return [child for child in children(pid) if b"--mode=test" in command_line(child)]
+
+
+def command_line(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_an_interval_holds_the_mean_and_shrinks_with_more_games():
     random = np.random.default_rng(0)
     few, many = random.normal(5, 2, 10).tolist(), random.normal(5, 2, 1000).tolist()
@@ -83,19 +95,18 @@ def test_a_run_is_tested_while_it_trains(start, agent):
     # It trains on meanwhile: most of the log's rows fall into tests.
     assert run.step() > int(rows[1]["step"])
 
-    def tester():
-        return [pid for pid in children(run.pid) if b"--mode=test" in cmdline(pid)]
-
-    def cmdline(pid):
-        try:
-            return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return b""
-
-    (pid,) = wait_for(tester, run.text)
+    (pid,) = wait_for(lambda: find_testers(run.pid), run.text)
     run.popen.send_signal(signal.SIGTERM)
     assert run.wait(30) == 128 + signal.SIGTERM, run.text()
     assert not alive(pid)
+
+
+def test_a_test_ends_with_a_run_that_is_killed(start):
+    args = ["--total_steps=100000000", "--eval_every=200", "--num_test_episodes=3"]
+    run = start(*CARTPOLE["monobeast"], *args)
+    (pid,) = wait_for(lambda: find_testers(run.pid), run.text)
+    run.popen.kill()
+    wait_for(lambda: not alive(pid), "the test lives on", 5)
 
 
 def test_a_test_that_fails_does_not_end_the_training(start):

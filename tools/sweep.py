@@ -263,17 +263,6 @@ def make_slots(count: int | None, cores: list[int], gpus: list[str]) -> list[Slo
     ]
 
 
-# Asks Linux to end the run (1: PR_SET_PDEATHSIG) when we are killed outright, then
-# becomes the agent. In a program of its own, as a fork of many threads should do little.
-LAUNCH = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
 class Runner:
     """Runs variants as processes, one per slot at a time."""
 
@@ -294,6 +283,8 @@ class Runner:
 
     def run(self, variant: Variant) -> int | None:
         """Exit code of the run; None if it did not begin since we are to stop."""
+        import rundir
+
         slot = self.of_thread.slot
         gpu = {"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu else {}
         variant.path.mkdir(parents=True, exist_ok=True)
@@ -303,14 +294,7 @@ class Runner:
                     return None
                 # Of a session of its own, so that the terminal's Ctrl-C reaches us only.
                 process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-S",
-                        "-c",
-                        LAUNCH,
-                        str(os.getpid()),
-                        *variant.command,
-                    ],
+                    rundir.bound_to_us(variant.command, signal.SIGTERM),
                     env=os.environ | gpu,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
