@@ -8,7 +8,10 @@
 // channel, each in lockstep: the client sends --up bytes, the server answers with as
 // many as the client named in the call's metadata, --down. Each side polls one
 // completion queue with --threads threads; one is the fastest here (2 cores, gRPC 1.51:
-// 1.1 to 4.5 times as fast as two). The client prints one line of JSON. The server
+// 1.1 to 4.5 times as fast as two). With --copies N a message's bytes are also moved as
+// often as anything must that makes rollouts of them: the server writes each answer
+// anew, as an environment does, and the client copies it N times, into buffers as large
+// as those of 21 rows for each stream. The client prints one line of JSON. The server
 // prints its address once it listens, and ends on SIGTERM, on SIGINT, or when its
 // standard input closes.
 
@@ -21,6 +24,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <chrono>
@@ -48,6 +52,7 @@ struct Flags {
   int64_t down = 28224;
   double seconds = 3;
   int64_t threads = 1;
+  int64_t copies = 0;
   std::vector<std::pair<std::string, int>> channel_args;  // --arg name=value
 };
 
@@ -65,7 +70,7 @@ Flags parse_flags(int argc, char** argv) {
   if (argc < 3) {
     throw std::invalid_argument(
         "usage: echo server|client ADDRESS [--streams N] [--up BYTES] [--down BYTES] "
-        "[--seconds S] [--threads N] [--arg NAME=INTEGER]");
+        "[--seconds S] [--threads N] [--copies N] [--arg NAME=INTEGER]");
   }
   flags.mode = argv[1];
   flags.address = argv[2];
@@ -88,6 +93,8 @@ Flags parse_flags(int argc, char** argv) {
       flags.seconds = std::stod(value);
     } else if (name == "--threads") {
       flags.threads = to_int(value);
+    } else if (name == "--copies") {
+      flags.copies = to_int(value);
     } else if (name == "--arg") {
       const size_t equals = value.find('=');
       if (equals == std::string::npos) {
@@ -141,7 +148,10 @@ class ServerCall {
       const grpc::Status status(grpc::StatusCode::INVALID_ARGUMENT, "down is missing");
       return stream_.Finish(status, &on_finish_);
     }
-    reply_ = make_message(to_int({size->second.data(), size->second.size()}));
+    const std::string_view bytes(size->second.data(), size->second.size());
+    reply_ = make_message(to_int(bytes));
+    is_fresh_ = context_.client_metadata().contains("copies");
+    if (is_fresh_) observation_.assign(to_int(bytes), 'x');
     pending_ = 1;
     stream_.Read(&request_, &on_done_);
   }
@@ -152,6 +162,10 @@ class ServerCall {
     if (--pending_ != 0) return;
     if (failed_) return end();  // The client is gone.
     pending_ = 2;
+    if (is_fresh_) {
+      const grpc::Slice slice(observation_);  // Copies it.
+      reply_ = grpc::ByteBuffer(&slice, 1);
+    }
     stream_.Write(reply_, &on_done_);
     stream_.Read(&request_, &on_done_);
   }
@@ -169,6 +183,8 @@ class ServerCall {
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
   grpc::ByteBuffer request_;
   grpc::ByteBuffer reply_;
+  bool is_fresh_ = false;  // Each reply is written anew, from the observation.
+  std::string observation_;
   std::atomic<int> pending_{0};  // Operations under way.
   std::atomic<bool> failed_{false};
   Tag on_accept_ = [this](bool ok) { accept(ok); };
@@ -233,8 +249,10 @@ class ClientStream {
                const Flags& flags, std::atomic<int64_t>* num_messages)
       : num_messages_(num_messages),
         message_(make_message(flags.up)),
-        down_(flags.down) {
+        down_(flags.down),
+        copies_(flags.copies, std::vector<char>(kRows * flags.down)) {
     context_.AddMetadata("down", std::to_string(flags.down));
+    if (flags.copies > 0) context_.AddMetadata("copies", "");
     stream_ = stub->PrepareCall(&context_, "/echo", queue);
     stream_->StartCall(&on_start_);
   }
@@ -244,6 +262,8 @@ class ClientStream {
   bool ended() const { return ended_; }
 
  private:
+  static constexpr int64_t kRows = 21;  // Of a rollout.
+
   void exchange() {
     pending_ = 2;
     stream_->Write(message_, &on_done_);
@@ -256,7 +276,23 @@ class ClientStream {
     if (--pending_ != 0) return;
     if (failed_ || static_cast<int64_t>(reply_.Length()) != down_) return end();
     num_messages_->fetch_add(1, std::memory_order_relaxed);
+    if (!copies_.empty()) copy_reply();
     exchange();
+  }
+
+  // Out of the message, then from each buffer to the next.
+  void copy_reply() {
+    row_ = (row_ + 1) % kRows;
+    char* to = copies_[0].data() + row_ * down_;
+    std::vector<grpc::Slice> slices;
+    reply_.Dump(&slices);
+    for (const grpc::Slice& slice : slices) {
+      to = std::copy(slice.begin(), slice.end(), to);
+    }
+    for (size_t i = 1; i < copies_.size(); ++i) {
+      std::copy_n(copies_[i - 1].data() + row_ * down_, down_,
+                  copies_[i].data() + row_ * down_);
+    }
   }
 
   void end() {
@@ -267,6 +303,8 @@ class ClientStream {
   std::atomic<int64_t>* const num_messages_;
   const grpc::ByteBuffer message_;
   const int64_t down_;
+  std::vector<std::vector<char>> copies_;
+  int64_t row_ = 0;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   grpc::ByteBuffer reply_;
