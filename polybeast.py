@@ -7,12 +7,14 @@
     python -m polybeast --mode test_render --xpid mine          # The same, as videos.
     python -m polybeast --server_addresses hostA:9000,hostA:9001,hostB:9000 \\
         --token_file secret                                     # Servers of your own.
+    torchrun --standalone --nproc_per_node 2 polybeast.py --xpid two    # Two learners.
 
 Environment servers (`python -m polybeast_env`; started here unless --server_addresses
 names them) step environments. libbeast's ActorPool talks to all of them: each step goes
 through the DynamicBatcher to an inference thread, which answers many at once; rollouts
 of T + 1 rows go through the BatchingQueue to the learner, which applies V-trace and
-publishes its weights to inference.
+publishes its weights to inference. With torchrun there are several learners, each with
+all of this, that make the same updates (`learners.py`).
 
 Paper: Espeholt et al. (2018), IMPALA, https://arxiv.org/abs/1802.01561, and Kuettler et
 al. (2019), TorchBeast, https://arxiv.org/abs/1910.03552. Differences from the first are
@@ -55,6 +57,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import atari_wrappers
+import learners
 import polybeast_env
 import rollouts
 import rundir
@@ -117,7 +120,7 @@ g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less v
 g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
 
 g = parser.add_argument_group("optimizer")
-g.add_argument("--batch_size", default=8, type=int, metavar="B", help="rollouts per update")  # fmt: skip
+g.add_argument("--batch_size", default=8, type=int, metavar="B", help="rollouts per update of each learner")  # fmt: skip
 g.add_argument("--optimizer", default="adam", choices=["adam", "rmsprop"], help="rmsprop as PyTorch has it: epsilon outside the root")  # fmt: skip
 g.add_argument("--learning_rate", default=6e-4, type=float, help="at step 0")
 g.add_argument("--lr_decay", default=True, action=yes_no, help="linearly to 0 at total_steps")  # fmt: skip
@@ -170,6 +173,14 @@ def check_flags(flags: argparse.Namespace) -> None:
         "rmsprop_momentum",
     )
     rundir.check_xpid(flags.xpid, training=flags.mode == "train")
+    flags.rank, flags.num_learners = learners.rank(), learners.num_learners()
+    if flags.num_learners > 1 and not flags.xpid:
+        raise ValueError(
+            "several learners need --xpid NAME, so that they find their run again when "
+            "torchrun restarts them"
+        )
+    if flags.rank > 0:
+        flags.eval_every = 0  # The first one tests.
     flags.device = rundir.check_device(flags.device)
     second = (
         "cuda:1" if flags.device == "cuda" and torch.cuda.device_count() > 1 else ""
@@ -245,7 +256,7 @@ class ImageBody(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last).float()
         if self.training and self.num_averaged < self.NUM_AVERAGED:
             self.num_averaged += 1
-            mean = x.mean(dim=0, keepdim=True)
+            mean = learners.mean_of_all(x.mean(dim=0, keepdim=True), x.shape[0])
             self.background += (mean - self.background) / self.num_averaged
         x = (x - self.background).mul_(self.scale)
         return F.relu(self.fc(self.convs(x).flatten(1)))  # [N, F]
@@ -514,9 +525,10 @@ class Learner:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    step: int = 0
+    group: learners.Group  # All that make this update together.
+    forward: Any  # The model, whose gradients are averaged over them.
+    step: int = 0  # Of all of them.
     updates: int = 0  # Also the version of the weights.
-    forward: Any = None  # The model, compiled if asked for.
     last_batch: rollouts.Batch | None = None  # Not saved.
 
     def state(self) -> dict[str, Any]:
@@ -542,7 +554,9 @@ class Learner:
         self.step, self.updates = saved["step"], saved["updates"]
 
 
-def build_learner(flags: argparse.Namespace, spec: libbeast.EnvSpec) -> Learner:
+def build_learner(
+    flags: argparse.Namespace, spec: libbeast.EnvSpec, group: learners.Group
+) -> Learner:
     num_actions = num_actions_of(servers.to_space(spec.action))
     space = servers.to_space(spec.observation)
     model = create_model(flags, space, num_actions)
@@ -554,8 +568,10 @@ def build_learner(flags: argparse.Namespace, spec: libbeast.EnvSpec) -> Learner:
     else:
         kwargs |= {"alpha": flags.rmsprop_alpha, "momentum": flags.rmsprop_momentum}
         optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, **kwargs)
-    forward = torch.compile(model) if flags.compile else model
-    return Learner(model, optimizer, forward=forward)
+    forward = group.wrap(model)
+    return Learner(
+        model, optimizer, group, torch.compile(forward) if flags.compile else forward
+    )
 
 
 def learn(
@@ -568,7 +584,9 @@ def learn(
         group["lr"] = flags.learning_rate * (1 - done)
     losses = compute_losses(flags, learner.forward, batch.rows, batch.core_state)
     learner.optimizer.zero_grad()
-    losses["total_loss"].backward()
+    num_samples = (~batch.rows["first"][1:]).sum().item()
+    scale = learner.group.loss_scale(num_samples, flags.loss_reduction)
+    (losses["total_loss"] * scale).backward()
     grad_norm = nn.utils.clip_grad_norm_(
         learner.model.parameters(), flags.grad_norm_clipping
     )
@@ -579,7 +597,9 @@ def learn(
     versions = batch.rows["policy_version"][:-1].float()
     stats["policy_lag"] = learner.updates - versions.mean().item()
     stats["learning_rate"] = flags.learning_rate * (1 - done)
-    learner.step += flags.unroll_length * flags.batch_size
+    num_steps = flags.unroll_length * flags.batch_size
+    stats = learner.group.mean(stats, num_samples)
+    learner.step += int(learner.group.sum([num_steps])[0])
     learner.updates += 1
     return stats
 
@@ -755,19 +775,23 @@ def train(flags: argparse.Namespace) -> int:
         flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         flags.command += f" --xpid {flags.xpid}"
     path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
-    with rundir.Run(path, "polybeast", vars(flags), STATS, flags.log_s) as run:
-        saved = run.restore()
+    run_class = rundir.NoRun if flags.rank > 0 else rundir.Run
+    with (
+        learners.Group(flags.stall_timeout_s) as group,
+        run_class(path, "polybeast", vars(flags), STATS, flags.log_s) as run,
+    ):
+        saved = group.of_first(run.restore())
         step = saved["step"] if saved else 0
         if step >= flags.total_steps:
             raise UserError(
                 f"{path} is trained to step {step}; pass a larger --total_steps to go "
                 "on, or another --xpid"
             )
-        seed = rollouts.derive_seed(flags.seed, step)
+        seed = rollouts.derive_seed(flags.seed, step, *[group.rank] * (group.rank > 0))
         with servers.LocalServers(flags, seed) as local:
             spec = servers.probe(flags, local)
             log.info("environment: %s", spec.description)
-            learner = build_learner(flags, spec)
+            learner = build_learner(flags, spec, group)
             if saved:
                 learner.restore(saved, flags)
             with rundir.StopSignals() as stop:
@@ -784,7 +808,8 @@ def train(flags: argparse.Namespace) -> int:
                         save(flags, learner, run)
     if stop.received:
         log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        log.info("resume with: %s", flags.command)
+        again = "the same torchrun command" if flags.num_learners > 1 else flags.command
+        log.info("resume with: %s", again)
         return 128 + stop.received
     where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
     log.info("done; see it play: python -m polybeast --mode test_render %s", where)
@@ -796,8 +821,9 @@ def print_plan(
     flags: argparse.Namespace, local: servers.LocalServers, num_envs: int
 ) -> None:
     started = "started here" if local.process else "of your own"
+    each = f"{flags.num_learners} learners, each: " if flags.num_learners > 1 else ""
     log.info(
-        f"plan: {len(local.addresses)} streams to servers {started}, {num_envs} environments in "
+        f"plan: {each}{len(local.addresses)} streams to servers {started}, {num_envs} environments in "
         f"each stream; inference on {flags.actor_device}, "
         f"{flags.num_inference_threads} threads; learner on {flags.learner_device}, "
         f"{flags.learner_threads} CPU threads, updates of {flags.batch_size} x "
@@ -822,22 +848,24 @@ def train_loop(
             total=flags.total_steps,
             initial=learner.step,
             unit=" steps",
-            disable=not sys.stderr.isatty(),
+            disable=flags.rank > 0 or not sys.stderr.isatty(),
         ) as bar,
     ):
-        while learner.step < flags.total_steps and not stop.received:
-            asked = time.monotonic()
-            batch = actors.next_batch()
+        while learner.step < flags.total_steps:
+            asked, batch = time.monotonic(), None
+            while batch is None and not stop.received:
+                batch = actors.next_batch()
             waited_s += time.monotonic() - asked
-            if batch is None:
-                continue
+            if learner.group.any(bool(stop.received)) or batch is None:
+                break  # All learners, after the same update.
             with actors.watch.learning.busy():
                 stats = learn(flags, learner, batch)
                 weights.publish(learner.model, learner.updates)
             stats["actor_restarts"] = actors.pool.stats()["restarts"]
             stats["learner_wait"] = waited_s / (time.monotonic() - started)
             last = learner.step >= flags.total_steps
-            if run.log(learner.step, learner.updates, stats, batch.episodes, last):
+            episodes = learner.group.gather(batch.episodes)
+            if run.log(learner.step, learner.updates, stats, episodes, last):
                 bar.set_postfix_str(run.summary().split(" | ", 2)[2])
                 if bar.disable:
                     log.info(run.summary())
@@ -952,6 +980,8 @@ def main(flags: argparse.Namespace) -> int:
         check_flags(flags)
     except ValueError as error:
         parser.error(str(error))
+    if flags.rank > 0:
+        logging.getLogger("chimera").setLevel(logging.WARNING)
     try:
         if flags.mode == "train":
             return train(flags)

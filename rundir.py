@@ -71,10 +71,11 @@ def command(
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use; learners on one machine share them."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Not on macOS.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
 
 
 def check_ranges(
@@ -102,7 +103,9 @@ def check_xpid(xpid: str | None, training: bool) -> None:
 def check_device(device: str) -> str:
     """device, with auto resolved; raises ValueError where it cannot be used."""
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:  # Each learner has its own.
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         if torch.device(device).type not in ("cpu", "cuda"):
             raise RuntimeError("only cpu and cuda are supported")
@@ -128,6 +131,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
+        self.received_at = 0.0
 
     def __enter__(self) -> "StopSignals":
         self.before = {
@@ -141,9 +145,12 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, unused_frame: Any) -> None:
-        if self.received and number == signal.SIGINT:
+        now = time.monotonic()
+        # The terminal's Ctrl-C comes again from torchrun, at the same moment.
+        if self.received and number == signal.SIGINT and now > self.received_at + 0.5:
             raise KeyboardInterrupt
-        self.received = number
+        if not self.received:
+            self.received, self.received_at = number, now
 
 
 class Run:
@@ -347,6 +354,30 @@ class Run:
             directory = os.open(self.path, os.O_RDONLY)
             os.fsync(directory)
             os.close(directory)
+
+
+class NoRun(Run):
+    """In place of a Run that another learner writes: takes everything, does nothing."""
+
+    saved_at = math.inf
+
+    def __enter__(self) -> "NoRun":
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        pass
+
+    def restore(self) -> None:
+        return None
+
+    def begin(self, step: int) -> None:
+        pass
+
+    def log(self, *unused_args: Any) -> bool:
+        return False
+
+    def save(self, state: dict[str, Any]) -> None:
+        pass
 
 
 @contextlib.contextmanager

@@ -54,7 +54,13 @@ def given_addresses(flags: argparse.Namespace) -> list[str]:
                 f"{error.strerror}"
             ) from None
         words += [line.partition("#")[0] for line in text.splitlines()]
-    return [word.strip() for word in words if word.strip()]
+    addresses = [word.strip() for word in words if word.strip()]
+    if not flags.server_addresses_file and 0 < len(addresses) < flags.num_learners:
+        raise UserError(
+            f"--server_addresses has {len(addresses)} for {flags.num_learners} learners; "
+            "pass at least one for each"
+        )
+    return addresses[flags.rank :: flags.num_learners]  # Each learner has its share.
 
 
 class LocalServers:

@@ -128,6 +128,7 @@ setup(
         "polybeast",
         "polybeast_env",
         "servers",
+        "learners",
         "vtrace",
         "atari_wrappers",
         "rollouts",

@@ -24,6 +24,7 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
         "test_actor_pool.py",
         "test_env_server.py",
         "test_examples.py",
+        "test_learners.py",
         "test_libbeast.py",
         "test_polybeast.py",
         "test_servers.py",

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several learners of one run, as torchrun starts them."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, alive, children, read_logs, wait_for
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+SMALL = ("--env=CartPole-v1", "--num_servers=1", "--envs_per_server=4")
+SMALL += ("--batch_size=2", "--unroll_length=5", "--learner_threads=1")
+
+
+def learn_fixed(directory, shares, *args):
+    """Reports and weights of learners that share fixed rollouts so."""
+    directory.mkdir()
+    count = len(shares.split(","))
+    launcher = [*TORCHRUN, f"--nproc_per_node={count}"] if count > 1 else []
+    module = ["-m", "tests.fixed_rollouts"]
+    command = [*launcher, *module] if launcher else [sys.executable, *module]
+    done = subprocess.run(
+        [*command, str(directory), shares, *args],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [
+        (
+            json.loads((directory / f"report-{i}").read_text()),
+            torch.load(directory / f"weights-{i}", weights_only=True),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "args"),
+    [("4,4", ["--net=deep"]), ("2,6", ["--loss_reduction=sum"]), ("3,5", [])],
+)
+def test_learners_with_shares_of_a_batch_learn_what_one_learns_of_all(
+    tmp_path, shares, args
+):
+    # Small steps: with larger ones a unit that flips on a rounding error makes a
+    # difference, after a dozen updates in which losses agree to six digits. Adam moves a
+    # weight by up to 4e-4 in these 20.
+    args = [*args, "--learning_rate=2e-5"]
+    ((whole, expected),) = learn_fixed(tmp_path / "one", "8", *args)
+    (first, got), (second, other) = learn_fixed(tmp_path / "two", shares, *args)
+    for name, weights in expected.items():
+        assert torch.equal(got[name], other[name]), name
+        torch.testing.assert_close(got[name], weights, rtol=0, atol=4e-6, msg=name)
+    assert first == second
+    assert first["step"] == whole["step"] == 20 * 5 * 8
+    for mine, theirs in zip(first["stats"], whole["stats"], strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    assert first["episodes"] == [[1.0, 0], [1.0, 1], [1.0, 2]]
+
+
+def start_two(start, *args, max_restarts=0, shared_store="1"):
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": shared_store}
+    launcher = [*TORCHRUN, "--nproc_per_node=2", f"--max-restarts={max_restarts}"]
+    launcher += ["--monitor-interval=0.2", "--no-python"]
+    return start(*SMALL, *args, agent="polybeast", wrapper=launcher, env=env)
+
+
+def learner_pids(run):
+    """Of the learners, by rank."""
+    found = {}
+    for pid in children(run.pid):
+        try:
+            words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = dict(w.partition(b"=")[::2] for w in words).get(b"RANK")
+        if rank is not None:
+            found[int(rank)] = pid
+    return found
+
+
+def test_steps_logs_and_checkpoint_are_those_of_all_learners(start, tmp_path):
+    run = start_two(start, "--total_steps=1000")
+    assert run.wait() == 0, run.text()
+    assert "plan: 2 learners" in run.text()
+    assert [path.name for path in (tmp_path / "runs").iterdir()].count("test") == 1
+    rows = read_logs(run.path)
+    # An update is 2 learners x 2 rollouts x 5 steps.
+    assert int(rows[-1]["step"]) == 1000
+    assert int(rows[-1]["updates"]) == 1000 / (2 * 2 * 5)
+    saved = torch.load(run.path / "model.tar", weights_only=True)
+    assert saved["step"] == 1000
+    # Both play: one of them alone would have ended about half of these games.
+    assert int(rows[-1]["episodes"]) == saved["num_episodes"] > 15
+
+
+def test_a_signal_stops_all_learners_and_they_resume(start):
+    run = start_two(start, "--total_steps=100000000")
+    run.wait_for_step(200)
+    pids = [run.pid, *learner_pids(run).values()]
+    run.popen.send_signal(signal.SIGINT)
+    assert run.wait(40) != 0
+    assert not any(alive(pid) for pid in pids)
+    step = torch.load(run.path / "model.tar", weights_only=True)["step"]
+    assert step >= 200
+    again = start_two(start, f"--total_steps={step + 400}")
+    assert again.wait() == 0, again.text()
+    assert f"from step {step} to" in again.text()
+
+
+def test_learners_end_with_a_torchrun_that_is_killed(start):
+    run = start_two(start, "--total_steps=100000000")
+    run.wait_for_step(100)
+    pids = learner_pids(run).values()
+    run.popen.kill()
+    wait_for(lambda: not any(alive(pid) for pid in pids), "learners live on", 40)
+
+
+def kill_learners(run, times):
+    """Kills one of the two so often; seconds until steps are made again, each time."""
+    choose, taken = random.Random(0), []
+    for i in range(times):
+        step = run.wait_for_step(run.step() + 1000)
+        pids = wait_for(lambda: len(p := learner_pids(run)) == 2 and p, run.text)
+        before, when = run.text().count("from step"), time.monotonic()
+        os.kill(pids[choose.randrange(2) if i > 1 else i], signal.SIGKILL)
+        wait_for(lambda: run.text().count("from step") > before, run.text)  # noqa: B023
+        run.wait_for_step(1)
+        rows = len(read_logs(run.path))
+        wait_for(lambda: len(read_logs(run.path)) > rows, run.text)  # noqa: B023
+        taken.append(time.monotonic() - when)
+        assert not any(alive(pid) for pid in pids.values())
+        assert step > 0
+    return taken
+
+
+def test_a_killed_learner_restarts_all_from_the_checkpoint(start):
+    run = start_two(
+        start, "--total_steps=100000000", "--checkpoint_s=0.5", max_restarts=9
+    )
+    assert max(kill_learners(run, 1)) < 60
+
+
+def test_restarts_that_would_not_work_are_refused(start):
+    run = start_two(start, max_restarts=1, shared_store="0")
+    assert run.wait() != 0
+    assert "type TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun" in run.text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_killed_learners(start):
+    run = start_two(
+        start, "--total_steps=100000000", "--checkpoint_s=0.5", max_restarts=9
+    )
+    taken = kill_learners(run, 5)
+    print("seconds until it trains again:", [round(t, 1) for t in taken])
+    assert max(taken) < 60
+
+
+def test_several_learners_want_a_name_for_their_run(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "polybeast"],
+        cwd=ROOT,
+        env=os.environ | {"RANK": "0", "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "--xpid NAME" in done.stderr
