@@ -135,6 +135,18 @@ def security_options(flags: argparse.Namespace) -> dict[str, Any]:
     return {"token": token} | {name: getattr(flags, name) for name in names}
 
 
+def env_arguments(flags: argparse.Namespace) -> list[str]:
+    """The environment's flags as words, to start servers of the same environment."""
+    words = []
+    for action in env_parser._actions:
+        value = getattr(flags, action.dest)
+        if isinstance(action, argparse.BooleanOptionalAction):
+            words.append(f"--{'' if value else 'no-'}{action.dest}")
+        elif value is not None:
+            words.append(f"--{action.dest}={value}")
+    return words
+
+
 def server_options(flags: argparse.Namespace) -> dict[str, Any]:
     names = ("seed", "max_streams", "insecure")
     return security_options(flags) | {name: getattr(flags, name) for name in names}

@@ -84,12 +84,7 @@ class LocalServers:
         first = f"unix:{self.directory}/env"
         self.addresses = polybeast_env.addresses(first, flags.num_servers)
         command = [sys.executable, "-m", polybeast_env.__name__]
-        for action in polybeast_env.env_parser._actions:
-            value = getattr(flags, action.dest)
-            if isinstance(action, argparse.BooleanOptionalAction):
-                command.append(f"--{'' if value else 'no-'}{action.dest}")
-            elif value is not None:
-                command.append(f"--{action.dest}={value}")
+        command += polybeast_env.env_arguments(flags)
         command += [f"--server_address={first}", f"--seed={self.seed}"]
         command += [f"--nice={ACTOR_NICE}"]
         for name in ("num_servers", "envs_per_server", "max_message_bytes"):

@@ -151,5 +151,6 @@ setup(
         "gym": ["shimmy>=2", "gym==0.26.2"],
         "minatar": ["minatar"],
         "minigrid": ["minigrid"],
+        "ray": ["ray>=2.40"],
     },
 )
