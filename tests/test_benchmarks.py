@@ -3,12 +3,15 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 
+import pytest
+
 from benchmarks import measure
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 BURN = "import os, time; end = time.time() + 20; print(os.getpid(), flush=True)\nwhile time.time() < end: pass"  # fmt: skip
 
@@ -85,3 +88,63 @@ def test_scaling_of_short_runs(tmp_path):
     assert report["rollout_mb"] == 21 * 4 * 4 / 1e6
     assert "From 2 to 4 environments" in text
     assert figure.stat().st_size > 5_000
+
+
+def simulate(**kwargs):
+    """Simulated steps/s where nothing costs anything but what is given, in ms."""
+    from benchmarks.simulate_scale import Costs, Setting, System
+
+    names = ("environment", "inference", "inference_call", "learning", "message")
+    costs = Costs(**{name: kwargs.pop(name, 1e-6) / 1e3 for name in names})
+    return System(costs, Setting(**kwargs)).rate()
+
+
+def test_simulated_rates_are_those_of_what_bounds_them():
+    apart = {"server_machines": 1, "cores_per_machine": 1}
+    # One core of environments; a second machine doubles it.
+    assert simulate(environment=1.0, **apart) == pytest.approx(1000, rel=0.05)
+    two = apart | {"server_machines": 2}
+    assert simulate(environment=1.0, **two) == pytest.approx(2000, rel=0.05)
+    # 2 streams of 16 environments in flight, 50 round trips a second.
+    far = simulate(round_trip_s=0.02, **apart)
+    assert far == pytest.approx(2 * 16 * 50, rel=0.05)
+    # The learner's 2 threads on its 2 cores.
+    assert simulate(learning=1.0, **apart) == pytest.approx(2000, rel=0.05)
+    # All on one machine of 2 cores: the sum counts.
+    both = simulate(environment=0.5, learning=0.5)
+    assert both == pytest.approx(2000, rel=0.1)
+    # Learners that wait for one another lose what the exchange takes.
+    several = simulate(learning=1.0, learners=4, bytes_per_s=1e7, **apart)
+    assert several < 4 * 2000 / 2
+
+
+def test_a_relay_holds_bytes_back():
+    port = free_port(1)
+    code = (
+        "import asyncio; from benchmarks.latency import relay; "
+        f"asyncio.run(relay({port}, ['127.0.0.1:{{}}'], 0.05))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code.format(target.getsockname()[1])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        try:
+            assert process.stdout.readline() == b"listens\n"
+            with socket.create_connection(("127.0.0.1", port), 10) as near:
+                far, _ = target.accept()
+                far.settimeout(10)
+                began = time.monotonic()
+                near.sendall(b"there")
+                assert far.recv(10) == b"there"
+                far.sendall(b"back")
+                assert near.recv(10) == b"back"
+                assert time.monotonic() - began >= 0.1
+                near.shutdown(socket.SHUT_WR)
+                assert far.recv(10) == b""  # The end is passed on too.
+                far.close()
+        finally:
+            process.kill()
+            process.wait()
