@@ -26,7 +26,6 @@ To fork it: copy this file, then edit `create_env`, `create_model` or `compute_l
 import argparse
 import copy
 import dataclasses
-import datetime
 import functools
 import logging
 import math
@@ -49,6 +48,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import atari_wrappers
+import evaluation
 import rollouts
 import rundir
 import vtrace
@@ -56,46 +56,40 @@ from rundir import UserError
 
 log = logging.getLogger("chimera.monobeast")
 
+DEFAULT_ENV = "PongNoFrameskip-v4"
+
 # --------------------------------------------------------------------------- flags
 
 
 parser = argparse.ArgumentParser(
-    prog="python -m monobeast",
+    prog=f"python -m {pathlib.Path(__file__).stem}",
+    usage="%(prog)s [--flag value ...]",
     description="IMPALA on one machine. A step is one decision of the agent (4 frames "
-    "in Atari); every count below is in steps.",
-    epilog="Example: python -m monobeast --env BreakoutNoFrameskip-v4 --xpid breakout",
+    "in Atari). Defaults are in brackets; tests take --env, --net and the like from the "
+    "run.",
+    epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
     formatter_class=rundir.HelpFormatter,
+    parents=[rundir.make_run_parser()],
 )
 yes_no = argparse.BooleanOptionalAction
 
-g = parser.add_argument_group("run")
-g.add_argument("--env", help="gymnasium id; gym:ID for the old gym [PongNoFrameskip-v4; in tests: that of the run, as for the flags with an asterisk]")  # fmt: skip
-g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games; test_render: also a video of each")  # fmt: skip
-g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
-g.add_argument("--savedir", default="runs", help="directory of all runs")
-g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
-g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda, cuda:1")  # fmt: skip
-g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
-g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
-g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
-rundir.add_test_flags(g)
-
 g = parser.add_argument_group("environment")
-g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated* [that of the id]")  # fmt: skip
-g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions* [no]")  # fmt: skip
+g.add_argument("--env", help=f"gymnasium id; gym:ID for the old gym [{DEFAULT_ENV}]")
+g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
+g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions [no]")  # fmt: skip
 g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
 
 g = parser.add_argument_group("actors")
-g.add_argument("--num_actors", type=int, help="processes; 0: act and learn in turns in one process, repeatable bit for bit [half the cores, 1 to 8]")  # fmt: skip
-g.add_argument("--envs_per_actor", type=int, help="environments that share one model call [32 / num_actors]")  # fmt: skip
+g.add_argument("--num_actors", type=int, help="actor processes; 0: act and learn in turns in one process, repeatable bit for bit [half the cores, 1 to 8]")  # fmt: skip
+g.add_argument("--envs_per_actor", type=int, help="environments in each actor, which share one model call [32 / num_actors]")  # fmt: skip
 g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
 g.add_argument("--num_buffers", type=int, help="rollouts in shared memory [2 per environment, or what a batch needs]")  # fmt: skip
 g.add_argument("--max_actor_restarts", default=1000, type=int, help="dead actors replaced before the run gives up")  # fmt: skip
-g.add_argument("--actor_timeout_s", default=300.0, type=float, help="an actor silent for so long is killed and replaced")  # fmt: skip
+g.add_argument("--actor_timeout_s", default=300.0, type=float, help="seconds; an actor silent for so long is killed and replaced")  # fmt: skip
 
 g = parser.add_argument_group("model")
-g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below* [auto]")  # fmt: skip
-g.add_argument("--use_lstm", action=yes_no, help="256 units that also see the last reward and action* [no]")  # fmt: skip
+g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below [auto]")  # fmt: skip
+g.add_argument("--use_lstm", action=yes_no, help="256 units that also see the last reward and action [no]")  # fmt: skip
 
 g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
@@ -114,22 +108,19 @@ g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
 g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
 g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
+g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda, cuda:1")  # fmt: skip
 g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
 
 # A test takes these from the run's checkpoint unless they are given.
 OF_THE_RUN = {
-    "env": "PongNoFrameskip-v4", "net": "auto", "use_lstm": False,
+    "env": DEFAULT_ENV, "net": "auto", "use_lstm": False,
     "full_action_set": False, "sticky_actions": None,
 }  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what depends on the machine; raises ValueError saying what to type."""
-    flags.command = rundir.command("monobeast", parser, flags)
-    if flags.mode == "train":
-        for name, default in OF_THE_RUN.items():
-            if getattr(flags, name) is None:
-                setattr(flags, name, default)
+    rundir.check_run_flags(parser, flags, OF_THE_RUN)
     cores = rundir.num_cores()
     if flags.num_actors is None:
         flags.num_actors = min(max(cores // 2, 1), 8)
@@ -139,14 +130,12 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
-        above_0="total_steps envs_per_actor unroll_length batch_size num_test_episodes "
-        "learner_threads learning_rate epsilon grad_norm_clipping log_s checkpoint_s "
-        "actor_timeout_s",
-        from_0="num_actors max_actor_restarts baseline_cost entropy_cost seed eval_every",
+        above_0="envs_per_actor unroll_length batch_size learner_threads learning_rate "
+        "epsilon grad_norm_clipping actor_timeout_s",
+        from_0="num_actors max_actor_restarts baseline_cost entropy_cost",
         from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
         "rmsprop_momentum",
     )
-    rundir.check_xpid(flags.xpid, training=flags.mode == "train")
     flags.device = rundir.check_device(flags.device)
     num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
     # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
@@ -620,7 +609,7 @@ def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
 
 STATS = (
     "total_loss", "pg_loss", "baseline_loss", "entropy_loss", "grad_norm",
-    "learning_rate", "policy_lag", "learner_wait", "actor_restarts",
+    "learning_rate", "policy_lag",
 )  # fmt: skip
 
 
@@ -672,24 +661,14 @@ def train(flags: argparse.Namespace) -> int:
     log.info("environment: %s", env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)
     env.close()
-    if not flags.xpid:
-        name = flags.env.replace("/", "-").replace(":", "-")
-        flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        flags.command += f" --xpid {flags.xpid}"
-    path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
     with (
         rundir.StopSignals() as stop,
-        rundir.Run(path, "monobeast", vars(flags), STATS, flags.log_s) as run,
+        rundir.Run(flags, STATS + rollouts.STATS) as run,
     ):
         if saved := run.restore():
             learner.restore(saved, flags)
-        if learner.step >= flags.total_steps:
-            raise UserError(
-                f"{path} is trained to step {learner.step}; pass a larger --total_steps "
-                "to go on, or another --xpid"
-            )
+        run.check_unfinished(learner.step)
         run.begin(learner.step)
-        log.info("%s: from step %d to %d", path, learner.step, flags.total_steps)
         weights = rollouts.SharedWeights(learner.model)
         weights.publish(learner.model, learner.updates)
         with start_actors(flags, weights, learner.step) as source:
@@ -697,14 +676,7 @@ def train(flags: argparse.Namespace) -> int:
                 train_loop(flags, learner, run, weights, source, stop)
             finally:
                 save(flags, learner, run)
-    if stop.received:
-        log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        log.info("resume with: %s", flags.command)
-        return 128 + stop.received
-    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
-    log.info("done; see it play: python -m monobeast --mode test_render %s", where)
-    log.info("curves: tensorboard --logdir %s", flags.savedir)
-    return 0
+    return run.end(learner.step, stop)
 
 
 def train_loop(
@@ -715,40 +687,21 @@ def train_loop(
     source: rollouts.ActorProcesses | rollouts.InlineActor,
     stop: rundir.StopSignals,
 ) -> None:
-    from tqdm import tqdm
-
-    started, waited_s = time.monotonic(), 0.0
-    with (
-        rundir.Evaluator(run, flags, __file__, stop) as evaluator,
-        tqdm(
-            total=flags.total_steps,
-            initial=learner.step,
-            unit=" steps",
-            disable=not sys.stderr.isatty(),
-        ) as bar,
-    ):
+    with evaluation.Evaluator(run, flags, __file__, stop) as evaluator:
         while learner.step < flags.total_steps and not stop.received:
-            asked = time.monotonic()
-            batch = source.next_batch()
-            waited_s += time.monotonic() - asked
+            with run.waiting():
+                batch = source.next_batch()
             if batch is None:
                 continue
             stats = learn(flags, learner, batch)
             weights.publish(learner.model, learner.updates)
-            stats["actor_restarts"] = source.num_restarts
-            stats["learner_wait"] = waited_s / (time.monotonic() - started)
-            last = learner.step >= flags.total_steps
-            if run.log(learner.step, learner.updates, stats, batch.episodes, last):
-                bar.set_postfix_str(run.summary().split(" | ", 2)[2])
-                if bar.disable:
-                    log.info(run.summary())
-            bar.update(learner.step - bar.n)
-            if time.monotonic() - run.saved_at >= flags.checkpoint_s:
+            run.log(learner.step, learner.updates, stats, batch.episodes, source.stats)
+            is_test_due = evaluator.is_due(learner.step)
+            if is_test_due or run.is_save_due():
                 save(flags, learner, run)
-            if evaluator.is_due(learner.step):
-                save(flags, learner, run)
+            if is_test_due:
                 evaluator.start(learner.step)
-    wait = waited_s / (time.monotonic() - started)
+    wait = run.waited_s / (time.monotonic() - run.started)
     hint = "more --num_actors may help" if wait > 0.2 else "it is the bottleneck"
     log.info("the learner waited %.0f%% of the time for rollouts: %s", 100 * wait, hint)
 
@@ -758,32 +711,17 @@ def train_loop(
 
 def test(flags: argparse.Namespace) -> list[float]:
     """Returns of num_test_episodes whole games, each the first of its environment."""
-    run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
-    saved = rundir.load_checkpoint(run_path / "model.tar")
-    for name in OF_THE_RUN:
-        if getattr(flags, name) is None:
-            setattr(flags, name, saved["flags"].get(name))
-    flags.episode_life = False
-    rendering = flags.capture_video or flags.mode == "test_render"
-    if rendering:
-        env = open_env(flags, 1, "rgb_array")
-    else:
-        env = open_env(flags, flags.num_test_episodes)
+    trial = evaluation.Test(flags, OF_THE_RUN)  # Knows the run and its flags.
+    env = open_env(flags, trial.num_envs, trial.render_mode)
     model = create_model(flags, env)
-    rundir.load_weights(model, saved, vars(flags))
-    model.eval()
+    trial.load_weights(model)
     returns: list[float] = []
-    videos = run_path / "videos"
-    for i in range(flags.num_test_episodes if rendering else 1):
-        frames: list[np.ndarray] | None = [] if rendering else None
-        returns += play(flags, env, model, seed=flags.seed + i, frames=frames)
-        if frames is not None:
-            fps = 15 if atari_wrappers.is_atari(flags.env) else 30
-            rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
+    for i in range(trial.num_rounds):
+        film = trial.new_film()
+        returns += play(flags, env, model, flags.seed + i, film)
+        trial.keep(i, film)
     env.close()
-    rundir.report_test(run_path, flags, saved["step"], returns)
-    if rendering:
-        print(f"videos in {videos}")
+    trial.report(returns)
     return returns
 
 
@@ -793,18 +731,18 @@ def play(
     env: gym.vector.VectorEnv,
     model: Any,
     seed: int,
-    frames: list[np.ndarray] | None,
+    film: list[np.ndarray] | None,
 ) -> list[float]:
-    """Return of the first episode of each environment; pictures go to frames."""
+    """Return of the first episode of each environment; pictures go to film."""
     generator = torch.Generator().manual_seed(seed)
     rows = rollouts.RowMaker(env, seed)
     row = rows.initial()
     core_state = model.initial_state(env.num_envs)
     returns: dict[int, float] = {}
     while len(returns) < env.num_envs:
-        if frames is not None:
+        if film is not None:
             pictures: Any = env.render()
-            frames.append(np.asarray(pictures[0]))
+            film.append(np.asarray(pictures[0]))
         outputs, core_state = model(tree_map(lambda x: x[None], row), core_state)
         logits = outputs["policy_logits"][0]  # [K, A]
         actions = logits.argmax(-1) if flags.greedy else sample(logits, generator)
@@ -819,22 +757,7 @@ def play(
 
 
 def main(flags: argparse.Namespace) -> int:
-    logging.basicConfig(
-        format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
-    )
-    logging.getLogger("chimera").setLevel(logging.INFO)
-    try:
-        check_flags(flags)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        if flags.mode == "train":
-            return train(flags)
-        test(flags)
-        return 0
-    except UserError as error:
-        log.error("%s", error)
-        return 1
+    return rundir.main(parser, flags, check_flags, train, test)
 
 
 if __name__ == "__main__":

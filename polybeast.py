@@ -30,7 +30,6 @@ made by `create_env` in polybeast_env.py.
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import functools
 import logging
 import math
@@ -57,6 +56,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import atari_wrappers
+import evaluation
 import learners
 import polybeast_env
 import rollouts
@@ -71,41 +71,40 @@ log = logging.getLogger("chimera.polybeast")
 
 
 parser = argparse.ArgumentParser(
-    prog="python -m polybeast",
+    prog=f"python -m {pathlib.Path(__file__).stem}",
+    usage="%(prog)s [--flag value ...]",
     description="IMPALA on the C++ core. A step is one decision of the agent (4 frames "
-    "in Atari); every count below is in steps.",
-    epilog="Example: python -m polybeast --env BreakoutNoFrameskip-v4 --xpid breakout",
+    "in Atari). Defaults are in brackets; tests take --env, --net and the like from the "
+    "run.",
+    epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
     formatter_class=rundir.HelpFormatter,
-    parents=[polybeast_env.env_parser, polybeast_env.security_parser],
+    parents=[
+        rundir.make_run_parser(),
+        polybeast_env.env_parser,
+        polybeast_env.security_parser,
+    ],
 )
 yes_no = argparse.BooleanOptionalAction
 
-g = parser.add_argument_group("run")
-g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games; test_render: also a video of each")  # fmt: skip
-g.add_argument("--xpid", help="name of the run; a name used before resumes it [new name; in tests: latest run]")  # fmt: skip
-g.add_argument("--savedir", default="runs", help="directory of all runs")
-g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
-g.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-g.add_argument("--actor_device", help="of inference [the second GPU if there are two, else --device]")  # fmt: skip
-g.add_argument("--learner_device", help="of the learner [--device]")
-g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
-g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
-g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
-g.add_argument("--profile", default=False, action=yes_no, help="say with every log row where the time goes")  # fmt: skip
-g.add_argument("--stall_timeout_s", default=600.0, type=float, help="end the run when nothing has moved for so long")  # fmt: skip
-rundir.add_test_flags(g)
-
 g = parser.add_argument_group("servers and actors")
-g.add_argument("--server_addresses", help="host:port or unix:/path, with commas; one given twice gets two streams [servers started here]")  # fmt: skip
-g.add_argument("--server_addresses_file", help="the same as a file, one per line; lines added while it trains are used too")  # fmt: skip
+g.add_argument("--server_addresses", metavar="ADDRESSES", help="host:port or unix:/path, with commas; one given twice gets two streams [servers started here]")  # fmt: skip
+g.add_argument("--server_addresses_file", metavar="FILE", help="the same as a file, one per line; lines added while it trains are used too")  # fmt: skip
 g.add_argument("--tls_server_name", help="name in the servers' certificate, if not that of the address")  # fmt: skip
-g.add_argument("--connect_timeout_s", default=300.0, type=float, help="so long without any server ends the run")  # fmt: skip
-g.add_argument("--step_timeout_s", default=300.0, type=float, help="a server that takes longer for a step is given up")  # fmt: skip
-g.add_argument("--num_servers", type=int, help="to start here [half the cores, 2 to 8]")
-g.add_argument("--envs_per_server", type=int, help="of those started here [32 / num_servers]")  # fmt: skip
+g.add_argument("--connect_timeout_s", default=300.0, type=float, help="seconds without any server that end the run")  # fmt: skip
+g.add_argument("--step_timeout_s", default=300.0, type=float, help="seconds; a server that takes longer for a step is given up")  # fmt: skip
+g.add_argument(
+    "--num_servers",
+    type=int,
+    help="server processes to start here [half the cores, 2 to 8]",
+)
+g.add_argument("--envs_per_server", type=int, help="environments in each server started here [32 / num_servers]")  # fmt: skip
 g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
+g.add_argument("--actor_device", help="of inference [the second GPU if there are two, else --device]")  # fmt: skip
 g.add_argument("--num_inference_threads", default=1, type=int, help="threads that answer actors")  # fmt: skip
+g.add_argument("--inference_threads_cpu", default=1, type=int, help="CPU threads of each of them")  # fmt: skip
 g.add_argument("--max_inference_batch", default=512, type=int, help="actors answered at once")  # fmt: skip
+g.add_argument("--profile", default=False, action=yes_no, help="say with every log row where the time goes")  # fmt: skip
+g.add_argument("--stall_timeout_s", default=600.0, type=float, help="seconds without any movement that end the run")  # fmt: skip
 
 g = parser.add_argument_group("model")
 g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below [auto]")  # fmt: skip
@@ -128,8 +127,9 @@ g.add_argument("--epsilon", default=1e-5, type=float, help="of Adam or RMSprop")
 g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its mean square")  # fmt: skip
 g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
+g.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
+g.add_argument("--learner_device", help="of the learner [--device]")
 g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
-g.add_argument("--inference_threads_cpu", default=1, type=int, help="CPU threads of each inference thread")  # fmt: skip
 g.add_argument("--compile", default=False, action=yes_no, help="torch.compile the learner's model")  # fmt: skip
 g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the learner's model")  # fmt: skip
 
@@ -142,11 +142,7 @@ OF_THE_RUN = {
 
 def check_flags(flags: argparse.Namespace) -> None:
     """Fills in what depends on the machine; raises ValueError saying what to type."""
-    flags.command = rundir.command("polybeast", parser, flags)
-    if flags.mode == "train":
-        for name, default in OF_THE_RUN.items():
-            if getattr(flags, name) is None:
-                setattr(flags, name, default)
+    rundir.check_run_flags(parser, flags, OF_THE_RUN)
     cores = rundir.num_cores()
     if flags.server_addresses or flags.server_addresses_file:
         for name in ("num_servers", "envs_per_server"):
@@ -163,16 +159,14 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
-        above_0="total_steps num_servers envs_per_server unroll_length batch_size "
-        "num_test_episodes learner_threads inference_threads_cpu num_inference_threads "
-        "max_inference_batch learning_rate epsilon grad_norm_clipping log_s "
-        "checkpoint_s stall_timeout_s connect_timeout_s step_timeout_s "
+        above_0="num_servers envs_per_server unroll_length batch_size learner_threads "
+        "inference_threads_cpu num_inference_threads max_inference_batch learning_rate "
+        "epsilon grad_norm_clipping stall_timeout_s connect_timeout_s step_timeout_s "
         "max_message_bytes",
-        from_0="baseline_cost entropy_cost seed eval_every",
+        from_0="baseline_cost entropy_cost",
         from_0_to_1="discounting vtrace_lambda sticky_actions rmsprop_alpha "
         "rmsprop_momentum",
     )
-    rundir.check_xpid(flags.xpid, training=flags.mode == "train")
     flags.rank, flags.num_learners = learners.rank(), learners.num_learners()
     if flags.num_learners > 1 and not flags.xpid:
         raise ValueError(
@@ -661,7 +655,9 @@ class Actors:
             step_timeout_s=flags.step_timeout_s,
             **local.client_options(),
         )
-        self.watch = servers.Watch(self.pool, local, flags.stall_timeout_s)
+        self.watch = servers.Watch(
+            self.pool, local, flags.stall_timeout_s, flags.num_inference_threads
+        )
         self.error: BaseException | None = None
         self.closing = threading.Event()
         # A batch that waits grows old. Where it has to be copied to a GPU, one may wait.
@@ -703,6 +699,13 @@ class Actors:
             self.is_asked = False
             return batch
         return None
+
+    def stats(self) -> dict[str, float]:
+        """What logs.csv and TensorBoard show of queues and threads."""
+        return self.watch.stats() | {
+            "learner_queue": self.learner_queue.size(),
+            "inference_queue": self.inference_batcher.size(),
+        }
 
     def _guard(self, body: Callable[[], None]) -> None:
         try:
@@ -762,31 +765,24 @@ class Actors:
 
 STATS = (
     "total_loss", "pg_loss", "baseline_loss", "entropy_loss", "grad_norm",
-    "learning_rate", "policy_lag", "learner_wait", "actor_restarts",
+    "learning_rate", "policy_lag",
 )  # fmt: skip
 
 
 def train(flags: argparse.Namespace) -> int:
     """Trains to total_steps or to a signal; gives the exit code."""
+    if flags.rank > 0:
+        logging.getLogger("chimera").setLevel(logging.WARNING)  # The first one tells.
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.learner_threads)
-    if not flags.xpid:
-        name = flags.env.replace("/", "-").replace(":", "-")
-        flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        flags.command += f" --xpid {flags.xpid}"
-    path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
     run_class = rundir.NoRun if flags.rank > 0 else rundir.Run
     with (
         learners.Group(flags.stall_timeout_s) as group,
-        run_class(path, "polybeast", vars(flags), STATS, flags.log_s) as run,
+        run_class(flags, STATS + servers.STATS) as run,
     ):
         saved = group.of_first(run.restore())
         step = saved["step"] if saved else 0
-        if step >= flags.total_steps:
-            raise UserError(
-                f"{path} is trained to step {step}; pass a larger --total_steps to go "
-                "on, or another --xpid"
-            )
+        run.check_unfinished(step)
         seed = rollouts.derive_seed(flags.seed, step, *[group.rank] * (group.rank > 0))
         with servers.LocalServers(flags, seed) as local:
             spec = servers.probe(flags, local)
@@ -796,7 +792,6 @@ def train(flags: argparse.Namespace) -> int:
                 learner.restore(saved, flags)
             with rundir.StopSignals() as stop:
                 run.begin(learner.step)
-                log.info("%s: from step %d to %d", path, step, flags.total_steps)
                 print_plan(flags, local, spec.num_envs)
                 weights = rollouts.Weights(
                     learner.model, learner.updates, flags.actor_device
@@ -806,15 +801,7 @@ def train(flags: argparse.Namespace) -> int:
                         train_loop(flags, learner, run, weights, actors, stop)
                     finally:
                         save(flags, learner, run)
-    if stop.received:
-        log.info("stopped by signal %d at step %d", stop.received, learner.step)
-        again = "the same torchrun command" if flags.num_learners > 1 else flags.command
-        log.info("resume with: %s", again)
-        return 128 + stop.received
-    where = f"--savedir {flags.savedir} --xpid {flags.xpid}"
-    log.info("done; see it play: python -m polybeast --mode test_render %s", where)
-    log.info("curves: tensorboard --logdir %s", flags.savedir)
-    return 0
+    return run.end(learner.step, stop)
 
 
 def print_plan(
@@ -839,45 +826,29 @@ def train_loop(
     actors: Actors,
     stop: rundir.StopSignals,
 ) -> None:
-    from tqdm import tqdm
-
-    started, waited_s = time.monotonic(), 0.0
-    with (
-        rundir.Evaluator(run, flags, __file__, stop) as evaluator,
-        tqdm(
-            total=flags.total_steps,
-            initial=learner.step,
-            unit=" steps",
-            disable=flags.rank > 0 or not sys.stderr.isatty(),
-        ) as bar,
-    ):
+    with evaluation.Evaluator(run, flags, __file__, stop) as evaluator:
         while learner.step < flags.total_steps:
-            asked, batch = time.monotonic(), None
-            while batch is None and not stop.received:
-                batch = actors.next_batch()
-            waited_s += time.monotonic() - asked
+            batch = None
+            with run.waiting():
+                while batch is None and not stop.received:
+                    batch = actors.next_batch()
             if learner.group.any(bool(stop.received)) or batch is None:
                 break  # All learners, after the same update.
             with actors.watch.learning.busy():
                 stats = learn(flags, learner, batch)
                 weights.publish(learner.model, learner.updates)
-            stats["actor_restarts"] = actors.pool.stats()["restarts"]
-            stats["learner_wait"] = waited_s / (time.monotonic() - started)
-            last = learner.step >= flags.total_steps
             episodes = learner.group.gather(batch.episodes)
-            if run.log(learner.step, learner.updates, stats, episodes, last):
-                bar.set_postfix_str(run.summary().split(" | ", 2)[2])
-                if bar.disable:
-                    log.info(run.summary())
-                if flags.profile:
-                    log.info(actors.watch.report(flags.num_inference_threads))
-            bar.update(learner.step - bar.n)
-            if time.monotonic() - run.saved_at >= flags.checkpoint_s:
+            is_logged = run.log(
+                learner.step, learner.updates, stats, episodes, actors.stats
+            )
+            if is_logged and flags.profile:
+                log.info(actors.watch.report())
+            is_test_due = evaluator.is_due(learner.step)
+            if is_test_due or run.is_save_due():
                 save(flags, learner, run)
-            if evaluator.is_due(learner.step):
-                save(flags, learner, run)
+            if is_test_due:
                 evaluator.start(learner.step)
-    log.info(actors.watch.report(flags.num_inference_threads))
+    log.info(actors.watch.report())
 
 
 # ---------------------------------------------------------------------------- test
@@ -908,36 +879,21 @@ def open_env(
 
 def test(flags: argparse.Namespace) -> list[float]:
     """Returns of num_test_episodes whole games, each the first of its environment."""
-    run_path = pathlib.Path(flags.savedir).expanduser() / (flags.xpid or "latest")
-    saved = rundir.load_checkpoint(run_path / "model.tar")
-    for name in OF_THE_RUN:
-        if getattr(flags, name) is None:
-            setattr(flags, name, saved["flags"].get(name))
-    flags.episode_life = False
-    rendering = flags.capture_video or flags.mode == "test_render"
-    if rendering:
-        env = open_env(flags, 1, "rgb_array")
-    else:
-        env = open_env(flags, flags.num_test_episodes)
+    trial = evaluation.Test(flags, OF_THE_RUN)  # Knows the run and its flags.
+    env = open_env(flags, trial.num_envs, trial.render_mode)
     model = create_model(
         flags,
         servers.sorted_space(env.single_observation_space),
         num_actions_of(env.single_action_space),
     )
-    rundir.load_weights(model, saved, vars(flags))
-    model.eval()
+    trial.load_weights(model)
     returns: list[float] = []
-    videos = run_path / "videos"
-    for i in range(flags.num_test_episodes if rendering else 1):
-        frames: list[np.ndarray] | None = [] if rendering else None
-        returns += play(flags, env, model, seed=flags.seed + i, frames=frames)
-        if frames is not None:
-            fps = 15 if atari_wrappers.is_atari(flags.env) else 30
-            rundir.write_video(frames, videos / f"episode-{i}.mp4", fps)
+    for i in range(trial.num_rounds):
+        film = trial.new_film()
+        returns += play(flags, env, model, flags.seed + i, film)
+        trial.keep(i, film)
     env.close()
-    rundir.report_test(run_path, flags, saved["step"], returns)
-    if rendering:
-        print(f"videos in {videos}")
+    trial.report(returns)
     return returns
 
 
@@ -947,18 +903,18 @@ def play(
     env: gym.vector.VectorEnv,
     model: Any,
     seed: int,
-    frames: list[np.ndarray] | None,
+    film: list[np.ndarray] | None,
 ) -> list[float]:
-    """Return of the first episode of each environment; pictures go to frames."""
+    """Return of the first episode of each environment; pictures go to film."""
     generator = torch.Generator().manual_seed(seed)
     rows = rollouts.RowMaker(env, seed)
     row = rows.initial()
     core_state = model.initial_state(env.num_envs)
     returns: dict[int, float] = {}
     while len(returns) < env.num_envs:
-        if frames is not None:
+        if film is not None:
             pictures: Any = env.render()
-            frames.append(np.asarray(pictures[0]))
+            film.append(np.asarray(pictures[0]))
         inputs = tree_map(lambda x: x[None], row)
         inputs["observation"] = servers.sorted_nest(inputs["observation"])
         outputs, core_state = model(inputs, core_state)
@@ -975,24 +931,7 @@ def play(
 
 
 def main(flags: argparse.Namespace) -> int:
-    polybeast_env.set_up_logging()
-    try:
-        check_flags(flags)
-    except ValueError as error:
-        parser.error(str(error))
-    if flags.rank > 0:
-        logging.getLogger("chimera").setLevel(logging.WARNING)
-    try:
-        if flags.mode == "train":
-            return train(flags)
-        test(flags)
-        return 0
-    except UserError as error:
-        log.error("%s", error)
-        return 1
-    except KeyboardInterrupt:
-        log.error("interrupted")
-        return 130
+    return rundir.main(parser, flags, check_flags, train, test)
 
 
 if __name__ == "__main__":

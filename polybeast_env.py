@@ -26,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import libbeast
@@ -41,12 +41,27 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except where the help text tells how they are found."""
+    """That of rundir.py, which would load torch."""
+
+    METAVARS: ClassVar[dict[Any, str]] = {int: "N", float: "X"}
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None:
-            return action.help
-        return super()._get_help_string(action)
+        if action.default in (None, argparse.SUPPRESS) or not action.help:
+            return action.help  # It tells how the default is found.
+        if isinstance(action.default, bool):
+            return f"{action.help} [{'yes' if action.default else 'no'}]"
+        return f"{action.help} [%(default)s]"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return self.METAVARS.get(action.type, "NAME")
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.dest}"
+        return super()._format_action_invocation(action)
 
 
 yes_no = argparse.BooleanOptionalAction
@@ -60,22 +75,29 @@ g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: trai
 
 security_parser = argparse.ArgumentParser(add_help=False)
 g = security_parser.add_argument_group("security")
-g.add_argument("--token_file", help="file with a secret that both sides know")
-g.add_argument("--tls_cert", help="PEM file: this side's certificate")
-g.add_argument("--tls_key", help="PEM file: its private key")
-g.add_argument("--tls_ca", help="PEM file: who signs the other side's certificates")
-g.add_argument("--max_message_bytes", default=64 * 2**20, type=int, help="longest message; the same on both sides")  # fmt: skip
+g.add_argument(
+    "--token_file", metavar="FILE", help="file with a secret that both sides know"
+)
+g.add_argument("--tls_cert", metavar="FILE", help="PEM file: this side's certificate")
+g.add_argument("--tls_key", metavar="FILE", help="PEM file: its private key")
+g.add_argument(
+    "--tls_ca", metavar="FILE", help="PEM file: who signs the other side's certificates"
+)
+g.add_argument("--max_message_bytes", default=64 * 2**20, type=int, help="longest message, in bytes; the same on both sides")  # fmt: skip
 
 parser = argparse.ArgumentParser(
-    prog="python -m polybeast_env",
-    description="Environment servers for python -m polybeast.",
-    epilog="Example: python -m polybeast_env --num_servers 4 "
-    "--server_address localhost:9000",
+    prog=f"python -m {pathlib.Path(__file__).stem}",
+    usage="%(prog)s [--flag value ...]",
+    description="Environment servers for python -m polybeast --server_addresses. "
+    "Defaults are in brackets.",
+    epilog="Example: %(prog)s --num_servers 4 --server_address localhost:9000; then: "
+    "python -m polybeast --server_addresses "
+    "localhost:9000,localhost:9001,localhost:9002,localhost:9003",
     formatter_class=HelpFormatter,
     parents=[env_parser, security_parser],
 )
 g = parser.add_argument_group("servers")
-g.add_argument("--server_address", default="unix:/tmp/polybeast", help="host:port or unix:/path of the first; the next ones have the next ports, or path.1, path.2")  # fmt: skip
+g.add_argument("--server_address", default="unix:/tmp/polybeast", metavar="ADDRESS", help="host:port or unix:/path of the first; the next ones have the next ports, or path.1, path.2")  # fmt: skip
 g.add_argument("--num_servers", default=1, type=int, help="processes")
 g.add_argument("--envs_per_server", default=8, type=int, help="environments in each stream of a server, stepped together")  # fmt: skip
 g.add_argument("--seed", default=1, type=int, help="each stream gets its own, from this")  # fmt: skip

@@ -30,7 +30,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -41,6 +41,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from rundir import Episode, UserError
 
 log = logging.getLogger("chimera.rollouts")
+
+# What a source of batches tells the log. Shares are of the actors' time since the last
+# row: they step environments, ask the model (and write rows), or wait for a buffer
+# since the learner has not taken what is full.
+STATS = (
+    "actor_restarts", "free_buffers", "learner_queue", "inference_batch",
+    "share_environment", "share_inference", "share_learner_queue",
+)  # fmt: skip
 
 
 class Batch(NamedTuple):
@@ -74,6 +82,8 @@ class RowMaker:
     tells ends of games from ends of episodes; statistics are of whole games.
     """
 
+    environment_s: ClassVar = 0.0  # That environments of this process took so far.
+
     def __init__(self, env: gym.vector.VectorEnv, seed: int) -> None:
         self.env = env
         self.finished: list[Episode] = []  # Games that ended; the reader empties it.
@@ -91,7 +101,9 @@ class RowMaker:
 
     def step(self, actions: np.ndarray) -> dict[str, Any]:
         """Rows after actions [K]."""
+        began = time.monotonic()
         obs, rewards, terminated, truncated, info = self.env.step(actions)
+        RowMaker.environment_s += time.monotonic() - began
         return self._row(obs, rewards, terminated, truncated, actions, info)
 
     def _row(
@@ -273,6 +285,26 @@ def check_shared_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class Times(NamedTuple):
+    """Where an actor's time went."""
+
+    total_s: float = 0.0
+    environment_s: float = 0.0
+    waiting_s: float = 0.0
+
+    def plus(self, other: "Times") -> "Times":
+        return Times(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def shares(self) -> dict[str, float]:
+        total_s = max(self.total_s, 1e-9)
+        environment, waiting = self.environment_s / total_s, self.waiting_s / total_s
+        return {
+            "share_environment": environment,
+            "share_inference": 1.0 - environment - waiting,
+            "share_learner_queue": waiting,
+        }
+
+
 def run_actor(
     make_actor: Callable[[int], Any],
     seed: int,
@@ -291,14 +323,21 @@ def run_actor(
         except Exception as error:
             last_words = explain(error)
         while last_words is None:
+            asked, environment_s = time.monotonic(), RowMaker.environment_s
             indices = pipe.recv()
+            began = time.monotonic()
             try:
                 episodes = actor.rollout(buffers, indices)
             except Exception as error:
                 last_words = explain(error)
             else:
-                pipe.send((indices, episodes, None))
-        pipe.send(([], [], last_words))
+                times = Times(
+                    total_s=time.monotonic() - asked,
+                    environment_s=RowMaker.environment_s - environment_s,
+                    waiting_s=began - asked,
+                )
+                pipe.send((indices, episodes, times, None))
+        pipe.send(([], [], None, last_words))
     sys.exit(1)
 
 
@@ -352,6 +391,7 @@ class ActorProcesses:
         self.num_restarts = 0
         self.free_queue = collections.deque(range(buffers.num_buffers))
         self.full_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._times = Times()
         self._slots = [_Slot(i) for i in range(num_actors)]
         self._batches: queue.Queue[Batch] = queue.Queue(maxsize=1)
         self._freed, self._give_back = multiprocessing.Pipe(duplex=False)
@@ -380,6 +420,17 @@ class ActorProcesses:
     def pids(self) -> list[int]:
         """Of the actors that run now."""
         return [slot.process.pid for slot in self._slots if slot.process]
+
+    def stats(self) -> dict[str, float]:
+        """The STATS above; times begin anew."""
+        times, self._times = self._times, Times()
+        waiting = self.full_queue.qsize() + self.batch_size * self._batches.qsize()
+        return times.shares() | {
+            "actor_restarts": self.num_restarts,
+            "free_buffers": len(self.free_queue),
+            "learner_queue": waiting,
+            "inference_batch": self.envs_per_actor,
+        }
 
     def next_batch(self, timeout_s: float = 0.5) -> Batch | None:
         """The next batch, None if there is none yet."""
@@ -466,7 +517,7 @@ class ActorProcesses:
 
     def _hear(self, slot: _Slot) -> None:
         try:
-            indices, episodes, last_words = slot.pipe.recv()
+            indices, episodes, times, last_words = slot.pipe.recv()
         except (EOFError, OSError):
             self._bury(slot)
             return
@@ -475,6 +526,7 @@ class ActorProcesses:
             slot.last_words = last_words
             slot.process.kill()  # Threads of its environment may keep it from ending.
             return
+        self._times = self._times.plus(times)
         slot.held.remove(indices)
         slot.deaths_in_a_row = 0
         for i, index in enumerate(indices):
@@ -525,8 +577,6 @@ class ActorProcesses:
 class InlineActor:
     """ActorProcesses without processes: acts whenever a batch is wanted. Repeatable."""
 
-    num_restarts = 0
-
     def __init__(
         self,
         actor: Any,
@@ -539,6 +589,7 @@ class InlineActor:
         self.envs_per_actor, self.batch_size = envs_per_actor, batch_size
         self.free_queue = collections.deque(range(buffers.num_buffers))
         self.full_queue: collections.deque[int] = collections.deque()
+        self._times = Times()
 
     def __enter__(self) -> "InlineActor":
         return self
@@ -546,12 +597,26 @@ class InlineActor:
     def __exit__(self, *unused_exc: Any) -> None:
         self.actor.close()
 
+    def stats(self) -> dict[str, float]:
+        """The STATS above; times begin anew."""
+        times, self._times = self._times, Times()
+        return times.shares() | {
+            "actor_restarts": 0,
+            "free_buffers": len(self.free_queue),
+            "learner_queue": len(self.full_queue),
+            "inference_batch": self.envs_per_actor,
+        }
+
     def next_batch(self) -> Batch:
         episodes: list[Episode] = []
+        began, environment_s = time.monotonic(), RowMaker.environment_s
         while len(self.full_queue) < self.batch_size:
             indices = [self.free_queue.popleft() for _ in range(self.envs_per_actor)]
             episodes += self.actor.rollout(self.buffers, indices)
             self.full_queue.extend(indices)
+        in_environment_s = RowMaker.environment_s - environment_s
+        times = Times(time.monotonic() - began, in_environment_s)
+        self._times = self._times.plus(times)
         indices = [self.full_queue.popleft() for _ in range(self.batch_size)]
         rows, core_state = self.buffers.stack(indices, self.device)
         self.free_queue.extend(indices)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's directory and its end: logs, checkpoints, resume, videos, signals.
+"""A run from its flags to its end: directory, logs, checkpoints, resume, signals.
 
 What no research idea edits, shared by the agents. A directory holds `meta.json`,
 `logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before),
@@ -14,6 +14,7 @@ import csv
 import datetime
 import errno
 import fcntl
+import importlib.util
 import json
 import logging
 import math
@@ -26,8 +27,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -45,20 +46,86 @@ class UserError(Exception):
     """Something the user can mend; `main` prints its one sentence, no traceback."""
 
 
+# ------------------------------------------------------------------- flags and main
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except where the help text tells how they are found."""
+    """A line for each flag: N is a whole number, X any; defaults in brackets."""
+
+    METAVARS: ClassVar[dict[Any, str]] = {int: "N", float: "X"}
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None:
-            return action.help
-        return super()._get_help_string(action)
+        if action.default in (None, argparse.SUPPRESS) or not action.help:
+            return action.help  # It tells how the default is found.
+        if isinstance(action.default, bool):
+            return f"{action.help} [{'yes' if action.default else 'no'}]"
+        return f"{action.help} [%(default)s]"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return self.METAVARS.get(action.type, "NAME")
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.dest}"
+        return super()._format_action_invocation(action)
 
 
-def command(
-    agent: str, parser: argparse.ArgumentParser, flags: argparse.Namespace
-) -> str:
+def make_run_parser() -> argparse.ArgumentParser:
+    """What every agent offers, as a parent of its own parser."""
+    parent = argparse.ArgumentParser(add_help=False)
+    yes_no = argparse.BooleanOptionalAction
+    g = parent.add_argument_group("run")
+    g.add_argument("--mode", default="train", choices=["train", "test", "test_render"], help="test: returns of whole games, with environment and model of the run unless given; test_render: also a video of each")  # fmt: skip
+    g.add_argument("--xpid", help="name of the run; one used before resumes it [a new name; in tests: the latest run]")  # fmt: skip
+    g.add_argument("--savedir", default="runs", metavar="DIR", help="directory of all runs")  # fmt: skip
+    g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
+    g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
+    g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
+    g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
+    g.add_argument("--track", default=False, action=yes_no, help="log to Weights & Biases too; needs pip install wandb")  # fmt: skip
+    g = parent.add_argument_group("tests")
+    g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to play")  # fmt: skip
+    g.add_argument("--greedy", default=False, action=yes_no, help="take the likeliest action instead of sampling")  # fmt: skip
+    g.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game, as with --mode test_render")  # fmt: skip
+    g.add_argument("--eval_every", default=0, type=int, help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
+    return parent
+
+
+def check_run_flags(
+    parser: argparse.ArgumentParser,
+    flags: argparse.Namespace,
+    of_the_run: dict[str, Any],
+) -> None:
+    """Fills in flags.command and, to train, what tests take from the run.
+
+    Raises ValueError for the first of make_run_parser's flags that cannot be.
+    """
+    flags.command = command(parser, flags)
+    if flags.mode == "train":
+        for name, default in of_the_run.items():
+            if getattr(flags, name) is None:
+                setattr(flags, name, default)
+    check_ranges(
+        flags,
+        above_0="total_steps num_test_episodes log_s checkpoint_s",
+        from_0="seed eval_every",
+        from_0_to_1="",
+    )
+    reserved = ("..", "latest") if flags.mode == "train" else ("..",)
+    check_plain_name("xpid", flags.xpid, reserved)
+    if flags.track and importlib.util.find_spec("wandb") is None:
+        raise ValueError(
+            "--track needs the package wandb; run: pip install wandb && wandb login "
+            "(or WANDB_MODE=offline, to log to the run's directory only)"
+        )
+
+
+def command(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> str:
     """The command that goes on with a run: all flags that are not as by default."""
-    words = [f"python -m {agent}"]
+    words = [parser.prog]
     for action in parser._actions:
         value = getattr(flags, action.dest, None)
         if value in (None, action.default):
@@ -68,6 +135,35 @@ def command(
         else:
             words.append(shlex.join([f"--{action.dest}", str(value)]))
     return " ".join(words)
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    flags: argparse.Namespace,
+    check_flags: Callable[[argparse.Namespace], None],
+    train: Callable[[argparse.Namespace], int],
+    test: Callable[[argparse.Namespace], Any],
+) -> int:
+    """The exit code; what a user can mend is said in a sentence."""
+    logging.basicConfig(
+        format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("chimera").setLevel(logging.INFO)
+    try:
+        check_flags(flags)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        if flags.mode == "train":
+            return train(flags)
+        test(flags)
+        return 0
+    except UserError as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return 130
 
 
 def num_cores() -> int:
@@ -93,11 +189,10 @@ def check_ranges(
                 raise ValueError(f"--{name}={value} must {said}")
 
 
-def check_xpid(xpid: str | None, training: bool) -> None:
+def check_plain_name(flag: str, name: str | None, reserved: tuple[str, ...]) -> None:
     """Raises ValueError for names that would leave --savedir or hide `latest`."""
-    reserved = ("..", "latest") if training else ("..",)
-    if xpid and (xpid in reserved or pathlib.Path(xpid).name != xpid):
-        raise ValueError(f"--xpid={xpid} must be a plain name; use --savedir")
+    if name and (name in reserved or pathlib.Path(name).name != name):
+        raise ValueError(f"--{flag}={name} must be a plain name; use --savedir")
 
 
 def check_device(device: str) -> str:
@@ -124,6 +219,9 @@ def check_finite(stats: dict[str, float], step: int) -> None:
                 f"{name} is {value} at step {step} ({stats}); the last good checkpoint "
                 "stays as it is; try a smaller --learning_rate"
             )
+
+
+# --------------------------------------------------------------------------- a run
 
 
 class StopSignals:
@@ -154,35 +252,42 @@ class StopSignals:
 
 
 class Run:
-    """One run: `with Run(...) as run`, then restore(), begin(), log() and save().
+    """One run: `with Run(...) as run`, then restore(), begin(), log(), save(), end().
 
-    stats names the columns of logs.csv beside the fixed ones; a value that log() is
-    not given stays empty.
+    flags are those of make_run_parser and the agent's own; stats names the columns of
+    logs.csv beside the fixed ones. A value that log() is not given stays empty.
     """
 
     FIXED = (
         "step", "updates", "seconds", "sps", "episodes", "mean_episode_return",
-        "mean_episode_steps",
+        "mean_episode_steps", "learner_wait", "rss_mb",
     )  # fmt: skip
+    # All others are system/*, except losses.
+    TAGS: ClassVar = {
+        "sps": "charts/SPS", "learning_rate": "charts/learning_rate",
+        "grad_norm": "losses/grad_norm",
+    }  # fmt: skip
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        agent: str,
-        flags: dict[str, Any],
-        stats: Iterable[str],
-        log_s: float = 5.0,
-    ) -> None:
-        self.path, self.agent, self.flags, self.log_s = path, agent, flags, log_s
+    def __init__(self, flags: argparse.Namespace, stats: Iterable[str]) -> None:
+        self.agent = flags.command.split()[2]
+        if not flags.xpid:
+            name = flags.env.replace("/", "-").replace(":", "-")
+            flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+            flags.command += f" --xpid {flags.xpid}"
+        self.flags = flags
+        self.path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
         self.columns = (*self.FIXED, *stats)
-        self.checkpoint = path / "model.tar"
+        self.checkpoint = self.path / "model.tar"
         self.seconds_before = 0.0  # Of training, in the lives of this run before.
+        self.waited_s = self.waited_before_row_s = 0.0
         self.num_episodes = 0
         self.episodes: collections.deque[Episode] = collections.deque(maxlen=100)
         self.recent: dict[str, list[float]] = collections.defaultdict(list)
         self.row: dict[str, Any] = {}
         self.csv_file: Any = None
         self.writer: Any = None
+        self.bar: Any = None
+        self.tracker: Any = None  # Of Weights & Biases.
 
     def __enter__(self) -> "Run":
         with explain_disk_errors(self.path):
@@ -198,10 +303,15 @@ class Run:
 
     def __exit__(self, *unused_exc: Any) -> None:
         with explain_disk_errors(self.path):
+            if self.bar:
+                self.bar.close()
             if self.csv_file:
                 self.csv_file.close()
             if self.writer:
+                self._write_final_return()
                 self.writer.close()
+            if self.tracker:
+                self.tracker.finish()
         self.lock.close()
 
     def restore(self) -> dict[str, Any] | None:
@@ -215,14 +325,22 @@ class Run:
         torch.set_rng_state(saved["rng_state"])
         return saved
 
+    def check_unfinished(self, step: int) -> None:
+        if step >= self.flags.total_steps:
+            raise UserError(
+                f"{self.path} is trained to step {step}; pass a larger --total_steps to "
+                "go on, or another --xpid"
+            )
+
     def begin(self, step: int) -> None:
         """Writes meta.json, points `latest` here and opens the logs to go on at step."""
         from torch.utils.tensorboard import SummaryWriter  # Slow: only where it logs.
+        from tqdm import tqdm
 
         with explain_disk_errors(self.path):
             meta = self.path / "meta.json.tmp"
-            text = json.dumps(describe(self.agent, self.flags), indent=1, default=str)
-            meta.write_text(text + "\n")
+            described = describe(self.agent, vars(self.flags))
+            meta.write_text(json.dumps(described, indent=1, default=str) + "\n")
             meta.replace(self.path / "meta.json")
             latest = self.path.parent / "latest"
             with contextlib.suppress(OSError):  # Some file systems have no links.
@@ -230,8 +348,40 @@ class Run:
                 latest.symlink_to(self.path.name)
             self._open_csv(step)
             self.writer = SummaryWriter(str(self.path), purge_step=step or None)
+            self._write_hparams()
+        if self.flags.track:
+            self.tracker = start_tracking(self.path, self.agent, vars(self.flags))
+        total, env = self.flags.total_steps, self.flags.env
+        log.info("%s learns %s from step %d to %d", self.agent, env, step, total)
+        log.info(
+            "results go to %s; curves: tensorboard --logdir %s; Ctrl-C saves and stops",
+            self.path,
+            self.path.parent,
+        )
+        self.bar = tqdm(
+            total=total, initial=step, unit=" steps", disable=not sys.stderr.isatty()
+        )
         self.step_at_log = step
         self.started = self.saved_at = self.logged_at = time.monotonic()
+
+    def _write_hparams(self) -> None:
+        """The flags for TensorBoard's HPARAMS; the return comes with the run's end."""
+        from torch.utils.tensorboard.summary import hparams
+
+        shown = {
+            name: value if isinstance(value, bool | int | float) else str(value)
+            for name, value in public(vars(self.flags)).items()
+            if value is not None
+        }
+        *begin, self.hparams_end = hparams(shown, {"charts/final_return": 0.0})
+        for summary in begin:
+            self.writer.file_writer.add_summary(summary)
+
+    def _write_final_return(self) -> None:
+        if "mean_episode_return" in self.row:
+            final = {"charts/final_return": self.row["mean_episode_return"]}
+            self.show(final, self.row["step"])
+            self.writer.file_writer.add_summary(self.hparams_end)
 
     def _open_csv(self, step: int) -> None:
         """Keeps rows up to step: later ones belong to updates lost with a crash."""
@@ -256,39 +406,54 @@ class Run:
         """Of training so far, over all lives of the run."""
         return self.seconds_before + time.monotonic() - self.started
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around where the learner waits for a batch: that is learner_wait."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
+
     def log(
         self,
         step: int,
         updates: int,
         stats: dict[str, float],
         episodes: list[Episode],
-        force: bool = False,
+        system: Callable[[], dict[str, float]] = dict,
     ) -> bool:
         """Notes an update; every log_s seconds writes a row and says that it did.
 
-        A row holds the means since the one before, and of the last 100 episodes.
+        A row holds the means since the one before, and of the last 100 episodes. system
+        is asked for more when a row is written.
         """
         self.num_episodes += len(episodes)
         self.episodes.extend(episodes)
         for name, value in stats.items():
             self.recent[name].append(value)
+        self.bar.update(step - self.bar.n)
         now = time.monotonic()
+        is_last = step >= self.flags.total_steps
         with explain_disk_errors(self.path):
             for episode_return, steps in episodes:
                 self.writer.add_scalar("charts/episodic_return", episode_return, step)
                 self.writer.add_scalar("charts/episodic_length", steps, step)
-            if now - self.logged_at < self.log_s and not force:
+            if now - self.logged_at < self.flags.log_s and not is_last:
                 return False
-            self.row = {  # Counters, which are ints, as they stand.
-                name: seen[-1] if isinstance(seen[-1], int) else float(np.mean(seen))
-                for name, seen in self.recent.items()
+            seconds = max(now - self.logged_at, 1e-9)
+            self.row = {
+                name: float(np.mean(seen)) for name, seen in self.recent.items()
             }
+            self.row |= system()
             self.row |= {
                 "step": step,
                 "updates": updates,
                 "seconds": self.seconds(),
-                "sps": (step - self.step_at_log) / max(now - self.logged_at, 1e-9),
+                "sps": (step - self.step_at_log) / seconds,
                 "episodes": self.num_episodes,
+                "learner_wait": (self.waited_s - self.waited_before_row_s) / seconds,
+                "rss_mb": resident_mb(),
             }
             if self.episodes:
                 returns, lengths = zip(*self.episodes, strict=True)
@@ -296,7 +461,12 @@ class Run:
                 self.row["mean_episode_steps"] = float(np.mean(lengths))
             self.recent.clear()
             self.logged_at, self.step_at_log = now, step
+            self.waited_before_row_s = self.waited_s
             self._write_row()
+        if self.bar.disable:
+            log.info(self.summary())
+        else:
+            self.bar.set_postfix_str(self.summary().split(" | ", 2)[2])
         return True
 
     def _write_row(self) -> None:
@@ -304,12 +474,66 @@ class Run:
             {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.row.items()}
         )
         self.csv_file.flush()
-        self.writer.add_scalar("charts/SPS", self.row["sps"], self.row["step"])
-        for name in self.columns[len(self.FIXED) :]:
-            if name in self.row:
-                tag = f"losses/{name}" if "loss" in name else f"system/{name}"
-                self.writer.add_scalar(tag, self.row[name], self.row["step"])
+        shown = {}
+        for name in self.columns[3:]:
+            if name in self.row and "episode" not in name:
+                kind = "losses" if "loss" in name else "system"
+                shown[self.TAGS.get(name, f"{kind}/{name}")] = self.row[name]
+        self.show(shown, self.row["step"])
+        if self.tracker:  # TensorBoard has every single episode.
+            means = {
+                "charts/episodic_return": self.row.get("mean_episode_return"),
+                "charts/episodic_length": self.row.get("mean_episode_steps"),
+                "global_step": self.row["step"],
+            }
+            self.tracker.log({k: v for k, v in means.items() if v is not None})
+
+    def show(self, values: dict[str, float], step: int) -> None:
+        """Puts values by their tags into TensorBoard, and W&B if that is asked for."""
+        for tag, value in values.items():
+            self.writer.add_scalar(tag, value, step)
         self.writer.flush()
+        if self.tracker:
+            self.tracker.log(values | {"global_step": step})
+
+    def track_video(self, path: pathlib.Path, step: int) -> None:
+        """Gives a video to W&B, if that is asked for."""
+        if self.tracker:
+            import wandb
+
+            video = wandb.Video(str(path), format="mp4")
+            self.tracker.log({"videos/episode": video, "global_step": step})
+
+    def is_save_due(self) -> bool:
+        return time.monotonic() - self.saved_at >= self.flags.checkpoint_s
+
+    def end(self, step: int, stop: StopSignals) -> int:
+        """Says what to type next; gives the exit code."""
+        savedir = self.flags.savedir
+        where = f" --savedir {shlex.quote(savedir)}" if savedir != "runs" else ""
+        test = f"python -m {self.agent} --mode test{where} --xpid {self.flags.xpid}"
+        path = shlex.quote(str(self.path))
+        again, longer = self.flags.command, self._longer()
+        if getattr(self.flags, "num_learners", 1) > 1:
+            again = "the same torchrun command"
+            longer = f"{again}, and a larger --total_steps"
+        if stop.received:
+            log.info("stopped by signal %d at step %d, all saved", stop.received, step)
+            log.info("resume with: %s", again)
+        else:
+            log.info("done; train on with: %s", longer)
+        log.info("test: %s", test)
+        log.info("videos: %s", test.replace("--mode test", "--mode test_render"))
+        log.info("plot: python -m tools.plot %s --out %s.png", path, self.path.name)
+        return 128 + stop.received if stop.received else 0
+
+    def _longer(self) -> str:
+        """The command with twice the steps."""
+        words = shlex.split(self.flags.command)
+        if "--total_steps" in words:
+            i = words.index("--total_steps")
+            del words[i : i + 2]
+        return shlex.join([*words, "--total_steps", str(2 * self.flags.total_steps)])
 
     def summary(self) -> str:
         """The last row in words."""
@@ -332,7 +556,7 @@ class Run:
             "num_episodes": self.num_episodes,
             "episodes": [list(episode) for episode in self.episodes],
             "rng_state": torch.get_rng_state(),
-            "flags": self.flags,
+            "flags": vars(self.flags),
         }
         temporary = self.path / "model.tar.tmp"
         with explain_disk_errors(self.checkpoint):
@@ -478,63 +702,45 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def add_test_flags(group: Any) -> None:
-    """What every agent offers for its tests."""
-    yes_no = argparse.BooleanOptionalAction
-    group.add_argument("--num_test_episodes", default=10, type=int, help="whole games to test")  # fmt: skip
-    group.add_argument("--greedy", default=False, action=yes_no, help="test with the likeliest action instead of sampling")  # fmt: skip
-    group.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game of a test, as --mode test_render")  # fmt: skip
-    group.add_argument("--eval_every", default=0, type=int, help="test while training, every so many steps, in a process of its own; 0: never")  # fmt: skip
+# Names of files and hosts, which stay here when flags are shown elsewhere.
+PRIVATE = {"savedir", "xpid", "server_addresses", "server_addresses_file"}
+PRIVATE |= {"token_file", "tls_cert", "tls_key", "tls_ca", "tls_server_name"}
 
 
-def mean_interval(values: list[float]) -> tuple[float, float] | None:
-    """Where the mean lies with 95 %, by bootstrap; None for a single value."""
-    from scipy import stats  # Slow: only where it is needed.
-
-    if len(values) < 2:
-        return None
-    interval = stats.bootstrap(
-        (values,), np.mean, method="percentile", rng=0
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+def public(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that may be shown to others."""
+    return {k: v for k, v in flags.items() if k not in PRIVATE | {"command"}}
 
 
-def report_test(
-    path: pathlib.Path, flags: argparse.Namespace, step: int, returns: list[float]
-) -> dict[str, Any]:
-    """Prints what a test of the run at path found, and writes it to eval.json."""
-    interval = mean_interval(returns)
-    report = {
-        "env": flags.env,
-        "steps_trained": step,
-        "episodes": len(returns),
-        "mean": float(np.mean(returns)),
-        "std": float(np.std(returns)),
-        "min": min(returns),
-        "max": max(returns),
-        "interval_95": interval,
-        "seed": flags.seed,
-        "greedy": flags.greedy,
-        "returns": returns,
-    }
-    with explain_disk_errors(path):
-        temporary = path / f"eval.json.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(report, indent=1) + "\n")
-        temporary.replace(path / "eval.json")
-    shown = {
-        "episodes": str(len(returns)),
-        **{name: f"{report[name]:.2f}" for name in ("mean", "std", "min", "max")},
-        "95 % interval": "-" if interval is None else "{:.2f} to {:.2f}".format(*interval),
-        "actions": "greedy" if flags.greedy else "sampled",
-        "seed": str(flags.seed),
-        "steps trained": str(step),
-    }  # fmt: skip
-    widths = [max(len(name), len(value)) for name, value in shown.items()]
-    print(f"{flags.env}, {path / 'eval.json'}")
-    for row in (shown.keys(), shown.values()):
-        pairs = zip(row, widths, strict=True)
-        print("  ".join(text.rjust(width) for text, width in pairs))
-    return report
+def start_tracking(path: pathlib.Path, agent: str, flags: dict[str, Any]) -> Any:
+    """A run of Weights & Biases that goes on where the one of this directory was."""
+    import wandb
+
+    known = path / "wandb.id"
+    if not known.exists():
+        known.write_text(wandb.util.generate_id())
+    tracker = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "chimera"),
+        name=path.name,
+        id=known.read_text(),
+        resume="allow",
+        dir=str(path),
+        config=public(flags) | {"agent": agent},
+    )
+    tracker.define_metric("*", step_metric="global_step")
+    return tracker
+
+
+def resident_mb() -> float:
+    """Memory of this process and all that it started, as far as /proc tells; MB."""
+    total, pids = 0, [str(os.getpid())]
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            process = pathlib.Path("/proc", pid)
+            total += int((process / "statm").read_text().split()[1])
+            for children in process.glob("task/*/children"):
+                pids += children.read_text().split()
+    return total * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # Asks Linux to end the program when its parent is killed outright (1 is
@@ -554,113 +760,3 @@ def bound_to_us(command: list[str], number: int, nice: int = 0) -> list[str]:
     """The command, to get that signal when the thread that starts it is gone."""
     words = (str(os.getpid()), str(int(number)), str(nice))
     return [sys.executable, "-S", "-c", LAUNCH, *words, *command]
-
-
-class Evaluator:
-    """Tests the run every eval_every steps in a process of its own, of low priority.
-
-        with Evaluator(run, flags, __file__, stop) as evaluator:
-            if evaluator.is_due(step):  # One at a time.
-                ...  # Save what is to be tested.
-                evaluator.start(step)
-
-    What a test found goes to evals.csv and TensorBoard (charts/eval_return) when the
-    next is_due() sees its end. A test that fails says so in the log; training goes on.
-    """
-
-    COLUMNS = ("step", "episodes", "mean", "std", "min", "max")
-    PATIENCE_S = 120.0  # For the last test, when training is over.
-
-    def __init__(
-        self, run: Run, flags: argparse.Namespace, program: str, stop: StopSignals
-    ) -> None:
-        self.run, self.every, self.stop = run, flags.eval_every, stop
-        self.command = [sys.executable, program, "--mode=test"]
-        self.command += [f"--savedir={run.path.parent}", f"--xpid={run.path.name}"]
-        self.command += [f"--num_test_episodes={flags.num_test_episodes}"]
-        self.command += [f"--seed={flags.seed}", "--device=cpu"]
-        self.command += ["--greedy"] if flags.greedy else []
-        self.command += ["--capture_video"] if flags.capture_video else []
-        self.process: subprocess.Popen[str] | None = None
-        self.next_step = 0
-
-    def __enter__(self) -> "Evaluator":
-        return self
-
-    def __exit__(self, kind: Any, *unused_exc: Any) -> None:
-        if self.process is None:
-            return
-        # A run that ends well waits for its last test; any other does not.
-        deadline = time.monotonic() + (0.0 if kind else self.PATIENCE_S)
-        while self.process.poll() is None:
-            if time.monotonic() >= deadline or self.stop.received:
-                log.warning("the test of step %d was broken off", self.step)
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.communicate()
-                return
-            time.sleep(0.1)
-        self._note()
-
-    def is_due(self, step: int) -> bool:
-        """Whether it is time for a test, and the one before is over."""
-        if self.process is not None and self.process.poll() is not None:
-            self._note()
-        if not self.next_step:
-            self.next_step = step + self.every
-        return bool(self.every) and self.process is None and step >= self.next_step
-
-    def start(self, step: int) -> None:
-        """Tests the checkpoint, which is that of step."""
-        self.step, self.next_step = step, step + self.every
-        self.process = subprocess.Popen(
-            bound_to_us(self.command, signal.SIGKILL, nice=10),
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # A Ctrl-C is for the run, which ends it.
-        )
-
-    def _note(self) -> None:
-        assert self.process is not None
-        _, words = self.process.communicate()
-        code, self.process = self.process.returncode, None
-        if code != 0:
-            log.warning("the test of step %d failed: %s", self.step, words[-2000:])
-            return
-        report = json.loads((self.run.path / "eval.json").read_text())
-        row = {"step": report["steps_trained"]} | {
-            name: report[name] for name in self.COLUMNS[1:]
-        }
-        log.info(
-            "test of step %d: mean return %.2f of %d episodes",
-            row["step"], row["mean"], row["episodes"],
-        )  # fmt: skip
-        with explain_disk_errors(self.run.path):
-            path = self.run.path / "evals.csv"
-            is_new = not path.exists()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, self.COLUMNS)
-                if is_new:
-                    writer.writeheader()
-                writer.writerow(row)
-            self.run.writer.add_scalar("charts/eval_return", row["mean"], row["step"])
-
-
-def write_video(frames: list[np.ndarray], path: pathlib.Path, fps: int) -> None:
-    """An MP4 of frames [H, W, 3]; small ones are enlarged to 160 pixels."""
-    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
-
-    if frames[0].ndim != 3:
-        raise UserError("the environment gives no pictures to make a video of")
-    if frames[0].dtype != np.uint8:
-        frames = [(frame * 255).astype(np.uint8) for frame in frames]  # MinAtar's.
-    zoom = 1 if frames[0].shape[0] >= 160 else 2 * math.ceil(80 / frames[0].shape[0])
-    if zoom > 1:
-        frames = [frame.repeat(zoom, axis=0).repeat(zoom, axis=1) for frame in frames]
-    with explain_disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ImageSequenceClip(frames, fps=fps).write_videofile(
-            str(path), audio=False, logger=None
-        )

@@ -31,6 +31,14 @@ from rundir import UserError
 
 log = logging.getLogger("chimera.servers")
 
+# What actors tell the log. Queues are of rollouts and of rows; busy is the share of the
+# time that threads work, share_* where the streams are, both since the last row.
+STATS = (
+    "actor_restarts", "learner_queue", "inference_queue", "inference_batch",
+    "learner_busy", "inference_busy", "share_environment", "share_transport",
+    "share_inference", "share_learner_queue", "share_connecting",
+)  # fmt: skip
+
 # Where the learner shares its cores with those who act, it goes first: they have to wait
 # for it anyway once its queue is full.
 ACTOR_NICE = 5
@@ -278,13 +286,19 @@ class Watch:
     EXIT_S = 15.0  # After a stall is found: for a last checkpoint, if that works.
 
     def __init__(
-        self, pool: libbeast.ActorPool, servers: LocalServers, stall_timeout_s: float
+        self,
+        pool: libbeast.ActorPool,
+        servers: LocalServers,
+        stall_timeout_s: float,
+        num_inference_threads: int,
     ) -> None:
         self.pool, self.servers, self.stall_timeout_s = pool, servers, stall_timeout_s
+        self.num_inference_threads = num_inference_threads
         self.inference, self.learning = Clock(), Clock()
         self.started = self.moved = time.monotonic()
         self.counts: tuple[int, ...] = ()
         self.seen: dict[str, int] = dict.fromkeys(self.STAGES, 0)
+        self.told: dict[str, float] = {}  # Totals at the last stats().
 
     def look(self) -> None:
         now = time.monotonic()
@@ -334,29 +348,61 @@ class Watch:
         self.servers.kill()
         os._exit(1)
 
-    def report(self, num_inference_threads: int) -> str:
-        """Where the time went, the bottleneck, and the flag to try."""
-        seconds = max(time.monotonic() - self.started, 1e-9)
+    def stats(self) -> dict[str, float]:
+        """Most of the STATS above; shares are of the time since the last call."""
+        before, self.told = self.told, self._totals()
+        restarts: Any = self.pool.stats()["restarts"]
+        return self._shares(before, self.told) | {"actor_restarts": restarts}
+
+    def _totals(self) -> dict[str, float]:
         stats: Any = self.pool.stats()
-        streams = max(sum(self.seen.values()), 1)
-        share = {stage: count / streams for stage, count in self.seen.items()}
+        return {
+            "seconds": time.monotonic() - self.started,
+            "stream_s": (time.monotonic() - self.started) * stats["streams"],
+            "environment_s": stats["environment_s"],
+            "steps": stats["steps"],
+            "batches": self.inference.count,
+            "inference_s": self.inference.busy_s,
+            "learning_s": self.learning.busy_s,
+            **self.seen,
+        }
+
+    def _shares(
+        self, before: dict[str, float], now: dict[str, float]
+    ) -> dict[str, float]:
+        """Where streams and threads were between two totals."""
+        d = {name: now[name] - before.get(name, 0) for name in now}
+        seconds = max(d["seconds"], 1e-9)
+        streams = max(sum(d[stage] for stage in self.STAGES), 1)
+        share = {stage: d[stage] / streams for stage in self.STAGES}
         # Of the time that streams are away, servers say how much was in environments.
-        away_s = share["in_environment"] * seconds * stats["streams"]
+        away_s = share["in_environment"] * d["stream_s"]
         environment = share["in_environment"] * min(
-            stats["environment_s"] / max(away_s, 1e-9), 1.0
+            d["environment_s"] / max(away_s, 1e-9), 1.0
         )
-        transport = share["in_environment"] - environment
-        learning = self.learning.busy_s / seconds
-        inference = self.inference.busy_s / seconds / num_inference_threads
-        steps_per_batch = stats["steps"] / max(self.inference.count, 1)
-        if share["connecting"] > 0.3:
+        return {
+            "learner_busy": d["learning_s"] / seconds,
+            "inference_busy": d["inference_s"] / seconds / self.num_inference_threads,
+            "inference_batch": d["steps"] / max(d["batches"], 1),
+            "share_environment": environment,
+            "share_transport": share["in_environment"] - environment,
+            "share_inference": share["in_inference"],
+            "share_learner_queue": share["in_learner_queue"],
+            "share_connecting": share["connecting"],
+        }
+
+    def report(self) -> str:
+        """Where the time went, the bottleneck, and the flag to try."""
+        share = self._shares({}, self._totals())
+        environment, transport = share["share_environment"], share["share_transport"]
+        if share["share_connecting"] > 0.3:
             said = "servers are missing: see the warnings above"
-        elif learning > 0.85:
+        elif share["learner_busy"] > 0.85:
             said = (
                 "the learner is the bottleneck: try --learner_device cuda, more "
                 "--learner_threads, --compile or a smaller --net"
             )
-        elif inference > 0.85:
+        elif share["inference_busy"] > 0.85:
             said = (
                 "inference is the bottleneck: try --actor_device cuda, more "
                 "--num_inference_threads or more --envs_per_server"
@@ -368,9 +414,10 @@ class Watch:
         else:
             said = "transport is the bottleneck: try more --envs_per_server"
         return (
-            f"time: learner busy {learning:.0%}; inference busy {inference:.0%} with "
-            f"{steps_per_batch:.1f} steps a batch; streams {environment:.0%} in "
-            f"environments, {transport:.0%} in transport, {share['in_inference']:.0%} in "
-            f"inference, {share['in_learner_queue']:.0%} in the learner queue, "
-            f"{share['connecting']:.0%} connecting: {said}"
+            f"time: learner busy {share['learner_busy']:.0%}; inference busy "
+            f"{share['inference_busy']:.0%} with {share['inference_batch']:.1f} steps a "
+            f"batch; streams {environment:.0%} in environments, {transport:.0%} in "
+            f"transport, {share['share_inference']:.0%} in inference, "
+            f"{share['share_learner_queue']:.0%} in the learner queue, "
+            f"{share['share_connecting']:.0%} connecting: {said}"
         )

@@ -133,6 +133,7 @@ setup(
         "atari_wrappers",
         "rollouts",
         "rundir",
+        "evaluation",
     ],
     ext_modules=[] if os.environ.get("CHIMERA_NO_LIBBEAST") else [core],
     cmdclass={"build_ext": BuildWithCMake},
@@ -145,6 +146,7 @@ setup(
         "tensorboard",
         "tqdm",
         "moviepy>=2",
+        "scipy",
     ],
     extras_require={
         # The extra shimmy[gym-v26] would downgrade numpy; gym itself works without.
@@ -152,5 +154,7 @@ setup(
         "minatar": ["minatar"],
         "minigrid": ["minigrid"],
         "ray": ["ray>=2.40"],
+        "track": ["wandb"],
+        "hub": ["huggingface_hub"],
     },
 )

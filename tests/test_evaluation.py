@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-import rundir
+import evaluation
 from tests.conftest import alive, children, wait_for
 
 AGENTS = ["monobeast", "polybeast"]
@@ -44,14 +44,14 @@ def test_an_interval_holds_the_mean_and_shrinks_with_more_games():
     few, many = random.normal(5, 2, 10).tolist(), random.normal(5, 2, 1000).tolist()
     widths = []
     for values in (few, many):
-        low, high = rundir.mean_interval(values)
+        low, high = evaluation.mean_interval(values)
         assert low < np.mean(values) < high
         widths.append(high - low)
     # Of a normal distribution, 2 * 1.96 * 2 / sqrt(1000).
     assert widths[1] == pytest.approx(0.248, rel=0.1)
     assert widths[0] > 4 * widths[1]
-    assert rundir.mean_interval([7.0, 7.0, 7.0]) == (7.0, 7.0)
-    assert rundir.mean_interval([7.0]) is None
+    assert evaluation.mean_interval([7.0, 7.0, 7.0]) == (7.0, 7.0)
+    assert evaluation.mean_interval([7.0]) is None
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -181,7 +181,7 @@ def test_atari_games_are_tested_and_rendered(tmp_path, monkeypatch, capsys):
     run(tmp_path, env="PongNoFrameskip-v4", total_steps=20)
     assert run(tmp_path, "--mode=test", env=None, num_test_episodes=3) == 0
     assert run(tmp_path, "--mode=test_render", env=None, num_test_episodes=1) == 0
-    assert capsys.readouterr().out.count("after 20 steps") == 2
+    assert capsys.readouterr().out.count("steps trained") == 2
     assert (tmp_path / "test" / "videos" / "episode-0.mp4").stat().st_size > 1000
 
 
@@ -462,7 +462,7 @@ def test_the_command_to_resume_holds_all_flags_given():
         "--no-clip_rewards",
     ]
     flags = monobeast.parser.parse_args([*args, "--xpid", "my run"])
-    said = rundir.command("monobeast", monobeast.parser, flags)
+    said = rundir.command(monobeast.parser, flags)
     assert said.startswith("python -m monobeast ")
     assert monobeast.parser.parse_args(shlex.split(said)[3:]) == flags
 
@@ -474,7 +474,8 @@ def test_a_finished_run_says_how_to_go_on(tmp_path, caplog):
 
 
 def test_two_processes_do_not_share_a_run(tmp_path, caplog):
-    with rundir.Run(tmp_path / "test", "monobeast", {"env": "CartPole-v1"}, []):
+    flags = make_flags(env="CartPole-v1", savedir=tmp_path, xpid="test")
+    with rundir.Run(flags, []):
         assert run(tmp_path) == 1
     assert "in use by another process" in caplog.text
 

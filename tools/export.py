@@ -54,8 +54,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 AGENTS = ("monobeast", "polybeast")
 FORMAT = 1  # Of config.json.
 FILES = ("model.safetensors", "config.json", "README.md", "curve.png")
-PRIVATE = {"savedir", "xpid", "server_addresses", "server_addresses_file"}
-PRIVATE |= {"token_file", "tls_cert", "tls_key", "tls_ca", "tls_server_name"}
 KEYS = {"format", "agent", "env", "flags", "observation_space", "action_space"}
 KEYS |= {"step", "mean_return", "num_episodes", "sha256"}
 
@@ -284,9 +282,9 @@ def draw_curve(run: pathlib.Path, out: pathlib.Path) -> None:
 def public_command(module: Any, meta: dict[str, Any]) -> str:
     """The command that trained it, without names of files and hosts."""
     flags = module.parser.parse_args(shlex.split(meta["flags"]["command"])[3:])
-    for name in PRIVATE & vars(flags).keys():
+    for name in rundir.PRIVATE & vars(flags).keys():
         setattr(flags, name, module.parser.get_default(name))
-    return rundir.command(module.__name__, module.parser, flags)
+    return rundir.command(module.parser, flags)
 
 
 def model_card(config: dict[str, Any], command: str) -> str:

@@ -182,9 +182,9 @@ def make_variants(args: argparse.Namespace, agent: Any) -> list[Variant]:
         setting = ",".join(pairs) or "all"
         variants.append(Variant(xpid, setting, sweep / xpid, flags, command))
     try:
-        rundir.check_xpid(args.name, training=True)
-    except ValueError:
-        parser.error(f"--name={args.name} must be a plain name; use --savedir")
+        rundir.check_plain_name("name", args.name, ("..", "latest"))
+    except ValueError as error:
+        parser.error(str(error))
     for variant in variants:
         check_same_flags(variant, agent)
     return variants
