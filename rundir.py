@@ -126,7 +126,9 @@ def check_run_flags(
 def command(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> str:
     """The command that goes on with a run: all flags that are not as by default."""
     words = [parser.prog]
-    for action in parser._actions:
+    # First what tells runs apart.
+    actions = sorted(parser._actions, key=lambda a: (a.dest != "env", a.dest != "xpid"))
+    for action in actions:
         value = getattr(flags, action.dest, None)
         if value in (None, action.default):
             continue

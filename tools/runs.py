@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs side by side: how far they are, what they reached, how to go on.
 
-python -m tools.runs                           all runs in ./runs
+python -m tools.runs                           all runs in ./runs, and those of sweeps
 python -m tools.runs --savedir elsewhere       those of another directory
 python -m tools.runs runs/first runs/second    what differs in the flags of two runs
+
+A run is running, finished (all its steps are done), stopped (by Ctrl-C or SIGTERM, all
+saved) or has died (what came after its last checkpoint is lost). The last two are shown
+with the command that resumes them. The return is the mean of the last 100 episodes.
 """
 
 import argparse
@@ -20,7 +24,7 @@ parser = argparse.ArgumentParser(
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 parser.add_argument("runs", nargs="*", type=pathlib.Path, help="two, to compare")
-parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path)
+parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path, help="directory of all runs [runs]")  # fmt: skip
 
 COLUMNS = ("run", "env", "agent", "steps", "steps/s", "return", "state")
 
@@ -82,11 +86,12 @@ def describe(run: pathlib.Path) -> dict[str, str]:
 
 
 def find_runs(savedir: pathlib.Path) -> list[pathlib.Path]:
-    """Oldest first; `latest` is a link to one of them."""
+    """Those in savedir and in its sweeps, oldest first; `latest` links to one."""
     found = [
         path.parent
-        for path in savedir.glob("*/meta.json")
-        if not path.parent.is_symlink()
+        for pattern in ("*/meta.json", "*/*/meta.json")
+        for path in savedir.glob(pattern)
+        if not any((savedir / p).is_symlink() for p in path.relative_to(savedir).parents)
     ]
     return sorted(found, key=lambda run: read_meta(run).get("started", ""))
 
@@ -98,7 +103,10 @@ def print_table(rows: list[dict[str, str]], columns: tuple[str, ...]) -> None:
 
 
 def list_runs(savedir: pathlib.Path) -> None:
-    rows = [describe(run) for run in find_runs(savedir)]
+    rows = [
+        describe(run) | {"run": str(run.relative_to(savedir))}
+        for run in find_runs(savedir)
+    ]
     if not rows:
         sys.exit(
             f"there are no runs in {savedir}; train one with: python -m monobeast, or "
