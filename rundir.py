@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -720,15 +721,20 @@ def start_tracking(path: pathlib.Path, agent: str, flags: dict[str, Any]) -> Any
 
     known = path / "wandb.id"
     if not known.exists():
-        known.write_text(wandb.util.generate_id())
-    tracker = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "chimera"),
-        name=path.name,
-        id=known.read_text(),
-        resume="allow",
-        dir=str(path),
-        config=public(flags) | {"agent": agent},
-    )
+        known.write_text(uuid.uuid4().hex[:12])
+    try:
+        tracker = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "chimera"),
+            name=path.name,
+            id=known.read_text(),
+            resume="allow",
+            dir=str(path),
+            config=public(flags) | {"agent": agent},
+        )
+    except Exception as error:
+        raise UserError(
+            f"--track: {error}; run: wandb login, or set WANDB_MODE=offline"
+        ) from error
     tracker.define_metric("*", step_metric="global_step")
     return tracker
 

@@ -91,7 +91,9 @@ def find_runs(savedir: pathlib.Path) -> list[pathlib.Path]:
         path.parent
         for pattern in ("*/meta.json", "*/*/meta.json")
         for path in savedir.glob(pattern)
-        if not any((savedir / p).is_symlink() for p in path.relative_to(savedir).parents)
+        if not any(
+            (savedir / p).is_symlink() for p in path.relative_to(savedir).parents
+        )
     ]
     return sorted(found, key=lambda run: read_meta(run).get("started", ""))
 
