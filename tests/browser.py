@@ -10,6 +10,7 @@ needs Debian's package chromium, or another browser of that kind.
 import base64
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -21,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import PIL.Image
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -111,9 +114,9 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, path):
+    def screenshot(self):
         shot = self.ask("Page.captureScreenshot", format="png")
-        pathlib.Path(path).write_bytes(base64.b64decode(shot["data"]))
+        return PIL.Image.open(io.BytesIO(base64.b64decode(shot["data"])))
 
 
 @contextlib.contextmanager
@@ -151,28 +154,37 @@ CLOSE_SETTINGS = "document.querySelector('settings-view, .settings-pane') && "
 CLOSE_SETTINGS += "document.querySelector('.settings-button')?.click()"
 
 
-def see_cards(browser, url, tags, is_complete, timeout_s=90):
-    """TensorBoard's cards whose tags match, as soon as is_complete(cards)."""
-    browser.open(f"{url}?tagFilter={tags}&smoothing=0.9#timeseries")
+def see_cards(page, url, tags, num_cards, timeout_s=100):
+    """TensorBoard's cards whose tags match, when lines and pictures are drawn."""
+    page.open(f"{url}?tagFilter={tags}&smoothing=0.9#timeseries")
     deadline = time.monotonic() + timeout_s
     while True:
-        cards = browser.evaluate(CARDS) or []
-        if is_complete(cards):
+        cards = page.evaluate(CARDS) or []
+        if len(cards) == num_cards and all(is_drawn(page, card) for card in cards):
             return cards
         assert time.monotonic() < deadline, f"these cards are there: {cards}"
         time.sleep(0.5)
 
 
-def main(logdir, out):
-    def is_complete(cards):
-        return len(cards) >= 4 and any(card["is_loaded"] for card in cards)
+def is_drawn(page, card):
+    """Whether a card shows its picture, or a line in its chart: something coloured."""
+    if "chart" not in card:
+        return card["is_loaded"]
+    box = [round(card["chart"][side]) for side in ("left", "top", "right", "bottom")]
+    chart = page.screenshot().convert("HSV").crop(box)
+    return sum(chart.getchannel("S").point(lambda x: x > 60).histogram()[1:]) > 200
 
+
+def main(logdir, out):
     tags = "episodic_return|SPS|policy_lag|videos"
-    with tensorboard(logdir) as url, Browser(1500, 960) as browser:
-        see_cards(browser, url, tags, is_complete)
-        browser.evaluate(CLOSE_SETTINGS)
-        time.sleep(3)  # Cards grow to their new places.
-        browser.screenshot(out)
+    with tensorboard(logdir) as url, Browser(1500, 1020) as page:
+        page.open(url)
+        num_videos = len(list(pathlib.Path(logdir).glob("*/test")))
+        see_cards(page, url, tags, 3 + num_videos)
+        page.evaluate(CLOSE_SETTINGS)
+        time.sleep(5)  # Cards move to their new places.
+        picture = page.screenshot().convert("P", palette=PIL.Image.Palette.ADAPTIVE)
+        picture.save(out, optimize=True)
         print(f"wrote {out}")
 
 

@@ -82,29 +82,19 @@ def test_a_video_of_a_test_moves(savedir):
 @pytest.mark.skipif(
     not browser.find_browser(), reason="no browser; run: apt-get install chromium"
 )
-def test_a_browser_shows_curves_and_a_video(savedir, tmp_path):
-    def is_complete(cards):
-        return len(cards) == 3 and any(card["is_loaded"] for card in cards)
-
+def test_a_browser_shows_curves_and_a_video(savedir):
     tags = "charts/episodic_return|losses/total_loss|videos/"
     with browser.tensorboard(savedir) as url, browser.Browser(1400, 1600) as page:
-        cards = browser.see_cards(page, url, tags, is_complete)
-        curves = [card for card in cards if card.get("chart")]
-        (video,) = [card for card in cards if card.get("image")]
-        page.screenshot(tmp_path / "page.png")
+        returns, losses, video = browser.see_cards(page, url, tags, num_cards=3)
         kind = "fetch(document.querySelector('image-card img').src)"
         kind += ".then(answer => answer.headers.get('content-type'))"
         found = page.ask("Runtime.evaluate", expression=kind, awaitPromise=True)
-        assert found["result"]["value"] == "image/gif"
-    assert "videos" in video["text"]
-    picture = PIL.Image.open(tmp_path / "page.png").convert("HSV")
-    for curve, name in zip(curves, ("episodic_return", "total_loss"), strict=True):
-        assert name in curve["text"]
-        assert "short" in curve["text"]  # The table of last values.
-        box = [curve["chart"][side] for side in ("left", "top", "right", "bottom")]
-        colours = picture.crop([round(x) for x in box]).getchannel("S").getdata()
-        num_coloured = sum(saturation > 60 for saturation in colours)
-        assert num_coloured > 200, "there is no line in the chart"
+    for card, name in ((returns, "episodic_return"), (losses, "total_loss")):
+        assert name in card["text"]
+        assert "chart" in card
+        assert "short" in card["text"]  # The table of last values.
+    assert "short/test" in video["text"]
+    assert found["result"]["value"] == "image/gif"
 
 
 def test_track_without_wandb_says_what_to_install():

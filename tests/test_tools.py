@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools.runs on real runs; tools.plot is tested with the README's commands."""
+"""tools.runs on real runs."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_what_did_not_finish_can_be_resumed_by_the_command_shown(runs):
     resume = [line for line in lines if line.startswith("resume ")]
     assert [line.split(":")[0] for line in resume] == ["resume stopped", "resume died"]
     assert all(f"--savedir {runs}" in line and "--xpid" in line for line in resume)
+
+
+def test_runs_of_sweeps_are_listed_too(runs, tmp_path):
+    shutil.copytree(runs / "finished", tmp_path / "sweep" / "seed=1")
+    shutil.copytree(runs / "finished", tmp_path / "alone")
+    (tmp_path / "latest").symlink_to("alone")
+    (tmp_path / "sweep" / "latest").symlink_to("seed=1")
+    lines = show("--savedir", tmp_path).stdout.splitlines()[1:]
+    assert sorted(line.split()[0] for line in lines) == ["alone", "sweep/seed=1"]
 
 
 def test_two_runs_are_compared_by_their_flags(runs):

@@ -43,6 +43,7 @@ parser.add_argument("--y", default="mean_episode_return", metavar="COLUMN", help
 parser.add_argument("--human", action="store_true", help="Atari: human-normalised scores, in percent")  # fmt: skip
 parser.add_argument("--columns", default=4, type=int, metavar="N", help="panels side by side [4]")  # fmt: skip
 
+HERE = pathlib.Path(__file__).parent
 NUM_POINTS = 200  # Of the curve of several seeds.
 # What makes no other variant of a run.
 SAME = {"seed", "env", "xpid", "savedir", "command", "mode", "log_s", "checkpoint_s"}
@@ -117,7 +118,7 @@ def name_variants(curves: list[Curve]) -> list[str]:
 
 def normalise(curve: Curve) -> None:
     """Turns scores into percent of the way from a random player to a human."""
-    with (pathlib.Path(__file__).parent / "atari_scores.csv").open() as file:
+    with (HERE / "atari_scores.csv").open() as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         scores = {row["game"]: (float(row["random"]), float(row["human"])) for row in rows}  # fmt: skip
     game = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?-v\d+$", "", curve.env)

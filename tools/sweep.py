@@ -433,9 +433,13 @@ def main(args: argparse.Namespace) -> int:
     ended, stopped_by = run_all(to_run, slots, args.stop_timeout_s) if to_run else ({}, 0)  # fmt: skip
     states |= ended
     print_tables(variants, states)
+    sweep = variants[0].path.parent
+    print(
+        f"\nplot: python -m tools.plot {shlex.quote(str(sweep))} --out {sweep.name}.png"
+    )
     if stopped_by or set(states.values()) != {"finished"}:
         command = shlex.join(["python", "-m", "tools.sweep", *sys.argv[1:]])
-        print(f"\nto go on with what is not finished: {command}")
+        print(f"to go on with what is not finished: {command}")
     if stopped_by:
         return 128 + stopped_by
     return int(set(states.values()) != {"finished"})
