@@ -30,7 +30,6 @@ import functools
 import logging
 import math
 import os
-import pathlib
 import sys
 import time
 from typing import Any, cast
@@ -61,16 +60,7 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 # --------------------------------------------------------------------------- flags
 
 
-parser = argparse.ArgumentParser(
-    prog=f"python -m {pathlib.Path(__file__).stem}",
-    usage="%(prog)s [--flag value ...]",
-    description="IMPALA on one machine. A step is one decision of the agent (4 frames "
-    "in Atari). Defaults are in brackets; tests take --env, --net and the like from the "
-    "run.",
-    epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
-    formatter_class=rundir.HelpFormatter,
-    parents=[rundir.make_run_parser()],
-)
+parser = rundir.Parser(__file__, [], "IMPALA on one machine.")
 yes_no = argparse.BooleanOptionalAction
 
 g = parser.add_argument_group("environment")
@@ -303,7 +293,9 @@ class Net(nn.Module):
         if net not in ("auto", "mlp") and not any(
             isinstance(b, ImageBody) for b in bodies
         ):
-            raise UserError(f"--net={net} is for images, the observation is {space}")
+            raise UserError(
+                f"--net={net} is for images, the observation is {space}; pass --net=auto"
+            )
         self.bodies = nn.ModuleList(bodies)
         width = sum(body.num_features for body in bodies)
         self.lstm = None

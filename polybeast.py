@@ -34,7 +34,6 @@ import functools
 import logging
 import math
 import os
-import pathlib
 import queue
 import sys
 import threading
@@ -70,20 +69,8 @@ log = logging.getLogger("chimera.polybeast")
 # --------------------------------------------------------------------------- flags
 
 
-parser = argparse.ArgumentParser(
-    prog=f"python -m {pathlib.Path(__file__).stem}",
-    usage="%(prog)s [--flag value ...]",
-    description="IMPALA on the C++ core. A step is one decision of the agent (4 frames "
-    "in Atari). Defaults are in brackets; tests take --env, --net and the like from the "
-    "run.",
-    epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
-    formatter_class=rundir.HelpFormatter,
-    parents=[
-        rundir.make_run_parser(),
-        polybeast_env.env_parser,
-        polybeast_env.security_parser,
-    ],
-)
+parents = [polybeast_env.env_parser, polybeast_env.security_parser]
+parser = rundir.Parser(__file__, parents, "IMPALA on the C++ core.")
 yes_no = argparse.BooleanOptionalAction
 
 g = parser.add_argument_group("servers and actors")
@@ -303,7 +290,9 @@ class Net(nn.Module):
         if net not in ("auto", "mlp") and not any(
             isinstance(b, ImageBody) for b in bodies
         ):
-            raise UserError(f"--net={net} is for images, the observation is {space}")
+            raise UserError(
+                f"--net={net} is for images, the observation is {space}; pass --net=auto"
+            )
         self.bodies = nn.ModuleList(bodies)
         width = sum(body.num_features for body in bodies)
         self.lstm = None

@@ -22,6 +22,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import platform
+import shlex
 import signal
 import sys
 import threading
@@ -95,6 +97,7 @@ parser = argparse.ArgumentParser(
     "localhost:9000,localhost:9001,localhost:9002,localhost:9003",
     formatter_class=HelpFormatter,
     parents=[env_parser, security_parser],
+    allow_abbrev=False,
 )
 g = parser.add_argument_group("servers")
 g.add_argument("--server_address", default="unix:/tmp/polybeast", metavar="ADDRESS", help="host:port or unix:/path of the first; the next ones have the next ports, or path.1, path.2")  # fmt: skip
@@ -250,8 +253,8 @@ def serve(flags: argparse.Namespace, index: int, life: int, ready: Any) -> None:
 class Servers:
     """num_servers processes, each replaced when it dies; use it with `with`."""
 
-    def __init__(self, flags: argparse.Namespace) -> None:
-        self.flags = flags
+    def __init__(self, flags: argparse.Namespace, stopping: threading.Event) -> None:
+        self.flags, self.stopping = flags, stopping
         self.spawn = multiprocessing.get_context("spawn")  # gRPC dislikes fork.
         self.processes: list[Any] = [None] * flags.num_servers
         self.pipes: list[Any] = [None] * flags.num_servers
@@ -285,6 +288,8 @@ class Servers:
         }
         pipes = {pipe: i for i, pipe in enumerate(self.pipes) if pipe}
         for heard in multiprocessing.connection.wait([*sentinels, *pipes], timeout_s):
+            if self.stopping.is_set():  # Who ends now was asked to, as we were.
+                return
             if heard in pipes:
                 self._hear(pipes[heard])
             elif isinstance(heard, int):
@@ -347,6 +352,15 @@ def set_up_logging() -> None:
     logging.getLogger("chimera").setLevel(logging.INFO)
 
 
+def next_step(flags: argparse.Namespace) -> str:
+    """What to type to train with these servers."""
+    listening = addresses(flags.server_address, flags.num_servers)
+    seen = [a.replace("0.0.0.0", platform.node()) for a in listening]
+    words = ["--env", flags.env, "--server_addresses", ",".join(seen)]
+    words += ["--token_file", flags.token_file] if flags.token_file else []
+    return f"train with: python -m polybeast {shlex.join(words)}"
+
+
 def main(flags: argparse.Namespace) -> int:
     set_up_logging()
     try:
@@ -362,11 +376,14 @@ def main(flags: argparse.Namespace) -> int:
         ).start()
     is_announced = False
     try:
-        with Servers(flags) as servers:
+        with Servers(flags, stopping) as servers:
             while not stopping.is_set():
                 servers.watch()
                 if not is_announced and None not in servers.listening_since:
-                    print(f"{flags.num_servers} servers listen", flush=True)
+                    print(
+                        f"{flags.num_servers} servers listen; {next_step(flags)}",
+                        flush=True,
+                    )
                     is_announced = True
     except RuntimeError as error:
         log.error("%s", error)

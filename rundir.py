@@ -12,6 +12,7 @@ import collections
 import contextlib
 import csv
 import datetime
+import difflib
 import errno
 import fcntl
 import importlib.util
@@ -21,6 +22,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -28,8 +30,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -74,6 +76,43 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._format_action_invocation(action)
 
 
+class Parser(argparse.ArgumentParser):
+    """An agent's flags; the file of the agent gives its name."""
+
+    def __init__(
+        self, program: str, parents: Sequence[argparse.ArgumentParser], description: str
+    ) -> None:
+        name = pathlib.Path(program).stem
+        super().__init__(
+            prog=f"python -m {name}",
+            usage="%(prog)s [--flag value ...]",
+            description=f"{description} A step is one decision of the agent (4 frames in "
+            "Atari). Defaults are in brackets; tests take --env, --net and the like from "
+            "the run.",
+            epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
+            formatter_class=HelpFormatter,
+            parents=[make_run_parser(), *parents],
+            allow_abbrev=False,  # A slip of the pen would be taken for another flag.
+        )
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (--\w+)", message)
+        if unknown and (
+            near := difflib.get_close_matches(
+                unknown[1], self._option_string_actions, 1
+            )
+        ):
+            message += f"; did you mean {near[0]}?"
+        super().error(message)
+
+
+def steps(text: str) -> int:
+    """A number of steps, also as 1e6."""
+    if not float(text).is_integer():
+        raise ValueError
+    return int(float(text))
+
+
 def make_run_parser() -> argparse.ArgumentParser:
     """What every agent offers, as a parent of its own parser."""
     parent = argparse.ArgumentParser(add_help=False)
@@ -83,7 +122,7 @@ def make_run_parser() -> argparse.ArgumentParser:
     g.add_argument("--xpid", help="name of the run; one used before resumes it [a new name; in tests: the latest run]")  # fmt: skip
     g.add_argument("--savedir", default="runs", metavar="DIR", help="directory of all runs")  # fmt: skip
     g.add_argument("--seed", default=1, type=int, help="of weights, actions and environments")  # fmt: skip
-    g.add_argument("--total_steps", default=2_500_000, type=int, help="steps to train, with those before a resume")  # fmt: skip
+    g.add_argument("--total_steps", default=2_500_000, type=steps, metavar="N", help="steps to train, with those before a resume")  # fmt: skip
     g.add_argument("--checkpoint_s", default=300.0, type=float, help="seconds between checkpoints")  # fmt: skip
     g.add_argument("--log_s", default=5.0, type=float, help="seconds between log rows")
     g.add_argument("--track", default=False, action=yes_no, help="log to Weights & Biases too; needs pip install wandb")  # fmt: skip
@@ -91,7 +130,7 @@ def make_run_parser() -> argparse.ArgumentParser:
     g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to play")  # fmt: skip
     g.add_argument("--greedy", default=False, action=yes_no, help="take the likeliest action instead of sampling")  # fmt: skip
     g.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game, as with --mode test_render")  # fmt: skip
-    g.add_argument("--eval_every", default=0, type=int, help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
+    g.add_argument("--eval_every", default=0, type=steps, metavar="N", help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
     return parent
 
 

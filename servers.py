@@ -201,8 +201,13 @@ def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
                 reason = str(error)
             except ConnectionError as error:
                 raise UserError(str(error)) from error
+            except ValueError as error:
+                raise UserError(f"--server_addresses: {error}") from error
             except RuntimeError as error:
-                raise UserError(f"the environment cannot be made: {error}") from error
+                last = str(error).strip().splitlines()[-1]
+                raise UserError(
+                    f"the environment cannot be made, see --env: {last}\n{error}"
+                ) from error
         patience_s *= 2
         if not local.addresses:
             time.sleep(1.0)

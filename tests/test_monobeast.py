@@ -499,17 +499,3 @@ def test_a_terminal_shows_a_progress_bar(tmp_path):
     assert b"%|" in shown
     assert b"return " in shown
     assert b"steps/s | return" not in shown  # No log lines between the bars.
-
-
-def test_help_explains_every_flag_with_its_default(capsys):
-    with pytest.raises(SystemExit):
-        monobeast.parser.parse_args(["--help"])
-    printed = " ".join(capsys.readouterr().out.split())
-    for action in monobeast.parser._actions:
-        assert action.option_strings[-1] in printed
-        assert action.help
-        if action.default not in (None, "==SUPPRESS=="):
-            assert f"(default: {action.default})" in printed, action.dest
-        elif action.dest not in ("help", "xpid"):
-            assert "[" in action.help, action.dest
-    assert "Example: python -m monobeast" in printed
