@@ -150,17 +150,21 @@ CARDS = """
   is_loaded: (card.querySelector('img')?.naturalWidth || 0) > 0,
 }))
 """
-CLOSE_SETTINGS = "document.querySelector('settings-view, .settings-pane') && "
-CLOSE_SETTINGS += "document.querySelector('.settings-button')?.click()"
+CLOSE_SETTINGS = "[...document.querySelectorAll('button')].find("
+CLOSE_SETTINGS += "button => button.innerText.includes('Settings'))?.click()"
 
 
 def see_cards(page, url, tags, num_cards, timeout_s=100):
     """TensorBoard's cards whose tags match, when lines and pictures are drawn."""
     page.open(f"{url}?tagFilter={tags}&smoothing=0.9#timeseries")
     deadline = time.monotonic() + timeout_s
+    is_wide = False
     while True:
         cards = page.evaluate(CARDS) or []
-        if len(cards) == num_cards and all(is_drawn(page, card) for card in cards):
+        if len(cards) == num_cards and not is_wide:
+            page.evaluate(CLOSE_SETTINGS)  # Gives the cards more room.
+            is_wide = True
+        elif len(cards) == num_cards and all(is_drawn(page, card) for card in cards):
             return cards
         assert time.monotonic() < deadline, f"these cards are there: {cards}"
         time.sleep(0.5)
@@ -176,13 +180,11 @@ def is_drawn(page, card):
 
 
 def main(logdir, out):
-    tags = "episodic_return|SPS|policy_lag|videos"
-    with tensorboard(logdir) as url, Browser(1500, 1020) as page:
-        page.open(url)
+    tags = "SPS|episodic_return|entropy_loss|policy_lag|share_environment|videos"
+    with tensorboard(logdir) as url, Browser(1500, 1090) as page:
         num_videos = len(list(pathlib.Path(logdir).glob("*/test")))
-        see_cards(page, url, tags, 3 + num_videos)
-        page.evaluate(CLOSE_SETTINGS)
-        time.sleep(5)  # Cards move to their new places.
+        see_cards(page, url, tags, 5 + num_videos)
+        time.sleep(3)  # Cards may still move to their places.
         picture = page.screenshot().convert("P", palette=PIL.Image.Palette.ADAPTIVE)
         picture.save(out, optimize=True)
         print(f"wrote {out}")

@@ -418,7 +418,7 @@ def test_a_server_in_another_python_environment(tmp_path_factory, tmp_path, lear
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as server:
-        assert server.stdout.readline().endswith(b"listen\n")
+        assert server.stdout.readline().startswith(b"1 servers listen; train with: ")
         run = learner(
             "--env=PongNoFrameskip-v4",
             "--total_steps=800",

@@ -384,12 +384,16 @@ def print_tables(variants: list[Variant], states: dict[str, str]) -> None:
     print()
     runs.print_table(rows, COLUMNS)
     returns: dict[str, list[float]] = {}
+    envs: dict[str, str] = {}
     for variant, row in zip(variants, rows, strict=True):
+        envs[variant.setting] = variant.flags.env
         if row["state"] == "finished" and row["return"] != "-":
             returns.setdefault(variant.setting, []).append(float(row["return"]))
     if any(len(found) > 1 for found in returns.values()):
         print("\nreturns over the seeds of finished runs, best mean first:")
-        best_first = sorted(returns.items(), key=lambda x: -sum(x[1]) / len(x[1]))
+        best_first = sorted(  # Returns of different environments do not compare.
+            returns.items(), key=lambda x: (envs[x[0]], -sum(x[1]) / len(x[1]))
+        )
         summary = [
             {
                 "setting": setting,
