@@ -115,19 +115,24 @@ def test_other_columns_and_bare_files_can_be_drawn(savedir, tmp_path, capsys):
     assert figure.axes[0].lines[0].get_label() == "logs"
 
 
+def test_a_run_that_has_just_begun_spoils_no_figure(savedir, tmp_path, capsys):
+    new = write_run(tmp_path / "new", "CartPole-v1", [], [])
+    figure, _ = plotted(tmp_path, new, savedir / "run0", "--x=steps")
+    assert f"{new} has no mean_episode_return yet" in capsys.readouterr().out
+    assert len(figure.axes[0].lines) == 1
+    _, out = plotted(tmp_path, new)
+    assert out.exists()
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["nowhere"], "nowhere is no run and holds none; see: python -m tools.runs"),
         (["run0", "--y=lost"], "has no column lost, but: step, updates"),
         (["run0", "--human"], "no published human score for CartPole-v1"),
-        (["new"], "no mean_episode_return yet"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(args, said, savedir, tmp_path, capsys):
-    if args == ["new"]:
-        write_run(tmp_path / "new", "Game-v0", [], [])
-    given = tmp_path / "new" if args == ["new"] else savedir / args[0]
+def test_what_cannot_be_drawn_is_named(args, said, savedir, capsys):
     with pytest.raises(SystemExit):
-        plot.main(plot.parser.parse_args([str(given), *args[1:]]))
+        plot.main(plot.parser.parse_args([str(savedir / args[0]), *args[1:]]))
     assert said in capsys.readouterr().err

@@ -71,7 +71,9 @@ def test_all_combinations_are_run_and_shown(four):
     _, output = four
     assert table(output) == dict.fromkeys(NAMES, ("finished", "300 of 300"))
     assert output.count("begin learning_rate=") == 4
-    summary = output.partition("best mean first:\n")[2].splitlines()
+    rest = output.partition("best mean first:\n")[2]
+    summary = rest.partition("\n\n")[0].splitlines()
+    assert "plot: python -m tools.plot " in rest
     assert summary[0].split() == ["setting", "seeds", "mean", "lowest", "highest"]
     assert {line.split()[0] for line in summary[1:]} == {
         "learning_rate=0.001",

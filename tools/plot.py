@@ -85,8 +85,6 @@ def read_curve(path: pathlib.Path, column: str) -> Curve:
     if rows and column not in rows[0]:
         raise PlotError(f"{logs} has no column {column}, but: {', '.join(rows[0])}")
     rows = [row for row in rows if row[column]]
-    if not rows:
-        raise PlotError(f"{logs} has no {column} yet; wait until an episode has ended")
     return Curve(
         path,
         env=meta.get("flags", {}).get("env", ""),
@@ -135,6 +133,7 @@ def mean_curve(
     seeds: list[Curve], unit: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """x, mean and 95 % interval [2, N] of several runs; None for a single one."""
+    seeds = [curve for curve in seeds if len(curve.y)] or seeds[:1]
     if len(seeds) == 1:
         return seeds[0].x[unit], seeds[0].y, None
     begin = max(curve.x[unit][0] for curve in seeds)
@@ -227,6 +226,11 @@ def main(args: argparse.Namespace) -> int:
                 normalise(curve)
     except (PlotError, OSError) as error:
         parser.error(str(error))
+    for curve in curves:
+        if not len(curve.y):
+            print(f"{curve.path} has no {args.y} yet: no episode has ended")
+    begun = [curve for curve in curves if len(curve.y)]
+    curves = begun or curves
     panels: dict[str, dict[str, list[Curve]]] = {}
     for curve, variant in zip(curves, name_variants(curves), strict=True):
         panels.setdefault(curve.env, {}).setdefault(variant, []).append(curve)
@@ -237,7 +241,8 @@ def main(args: argparse.Namespace) -> int:
     figure = draw(panels, units, args.columns, what)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
-    print_ends(panels, what)
+    if begun:
+        print_ends(panels, what)
     print(f"wrote {args.out}")
     return 0
 
