@@ -78,6 +78,11 @@ bench: libbeast
 bench-peers: libbeast
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
+# What in docs/ is made from code: the page of flags, the drawings.
+.PHONY: docs
+docs: libbeast
+	$(BIN)/python -m tools.docs
+
 tensorboard: $(VENV)/ready
 	$(BIN)/tensorboard --logdir runs $(ARGS)
 
