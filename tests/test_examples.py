@@ -12,7 +12,7 @@ import torch
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("name", ["minatar", "minigrid"])
+@pytest.mark.parametrize("name", ["loss", "minatar", "minigrid"])
 def test_a_fork_applies_and_trains(tmp_path, name):
     for file in ("polybeast.py", "polybeast_env.py"):
         shutil.copy(ROOT / file, tmp_path)
