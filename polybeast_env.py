@@ -290,10 +290,10 @@ class Servers:
         for heard in multiprocessing.connection.wait([*sentinels, *pipes], timeout_s):
             if self.stopping.is_set():  # Who ends now was asked to, as we were.
                 return
-            if heard in pipes:
-                self._hear(pipes[heard])
-            elif isinstance(heard, int):
+            if isinstance(heard, int):
                 self._bury(sentinels[heard])
+            elif self.pipes[pipes[heard]]:  # Its process was not just buried.
+                self._hear(pipes[heard])
 
     def _start(self, i: int) -> None:
         self.pipes[i], theirs = self.spawn.Pipe(duplex=False)

@@ -513,6 +513,19 @@ def test_servers_that_cannot_listen_are_said_to(start):
     assert "cannot listen on unix:/no/such/directory/env" in process.text()
 
 
+def test_a_server_that_is_dead_when_it_is_first_heard_of_is_replaced(tmp_path):
+    address = f"unix:{tmp_path}/no/such/directory"
+    flags = polybeast_env.parser.parse_args([f"--server_address={address}"])
+    polybeast_env.check_flags(flags)
+    with polybeast_env.Servers(flags) as supervisor:
+        supervisor.watch(timeout_s=0)
+        [process] = supervisor.processes
+        process.join(timeout=30)  # Its end and that of its pipe come together.
+        supervisor.watch()
+        assert supervisor.processes == [None]
+        assert supervisor.deaths_in_a_row == [1]
+
+
 def test_a_server_for_everybody_needs_security(start):
     process = start("--server_address=0.0.0.0:9000", agent="polybeast_env")
     assert process.wait() == 2
