@@ -183,7 +183,7 @@ class Session:
         process, said = self.start(arguments)
         self.background.append(process)  # For what it leaves behind, if it fails.
         try:
-            code = process.wait(timeout=100)
+            code = process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{block} does not end: {said()}") from None
         self.background.remove(process)
