@@ -40,7 +40,8 @@ PAGES = sorted(
 
 # Training is cut to a few updates; make and the sweep hand the flag on.
 SHORTER = [
-    (r"python -m (monobeast|polybeast|mine|tools\.sweep)\b(?!.*--mode)", "--total_steps 320"),
+    (r"python -m (monobeast|polybeast|mine|tools\.sweep|launch\.ray_cluster)\b(?!.*--mode)", "--total_steps 320"),
+    (r"torchrun .*polybeast\.py", "--total_steps 640"),
     (r"make train\b", "ARGS='--total_steps 320'"),
     (r"make test\b", "CHIMERA_NO_LIBBEAST=1 ARGS=tests/test_vtrace.py"),
 ]  # fmt: skip
@@ -239,7 +240,10 @@ def check_flags(command):
         module = importlib.import_module(words[2])
         if hasattr(module, "parser"):
             try:
-                module.parser.parse_args(words[3:])
+                # A launcher hands on what it does not know.
+                known = not words[2].startswith("launch.")
+                parse = module.parser.parse_args if known else module.parser.parse_known_args  # fmt: skip
+                parse(words[3:])
             except SystemExit as ended:
                 if ended.code:
                     raise AssertionError(command) from ended

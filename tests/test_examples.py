@@ -12,15 +12,17 @@ import torch
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("name", ["loss", "minatar", "minigrid"])
-def test_a_fork_applies_and_trains(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "args"), [("loss", ["--env=CartPole-v1"]), ("minatar", []), ("minigrid", [])]
+)  # fmt: skip
+def test_a_fork_applies_and_trains(tmp_path, name, args):
     for file in ("polybeast.py", "polybeast_env.py"):
         shutil.copy(ROOT / file, tmp_path)
     diff = ROOT / "examples" / name / "fork.diff"
     subprocess.run(["git", "apply", diff], cwd=tmp_path, check=True)
     command = [sys.executable, "-m", "polybeast", "--num_servers=1", "--xpid=fork"]
     result = subprocess.run(
-        [*command, "--total_steps=640", "--batch_size=4"],
+        [*command, "--total_steps=640", "--batch_size=4", *args],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
