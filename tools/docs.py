@@ -227,8 +227,8 @@ def describe_flags() -> str:
 
 
 def row_of(action: argparse.Action) -> str:
-    """A row of the table; empty for --help."""
-    if isinstance(action, argparse._HelpAction):
+    """A row of the table; empty for --help and what it does not show."""
+    if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
         return ""
     # Python 3.11 and 3.12 add the default of a switch to its help.
     words = (action.help or "").partition(" (default:")[0]
