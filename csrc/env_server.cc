@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -47,6 +48,8 @@ void check_socket_is_free(const std::string& address) {
 // its own, which take each other's events and halve the throughput.
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 
+constexpr std::chrono::seconds kKeepAliveInterval{1};
+
 std::string first_line(const std::string& text) {
   return text.substr(0, std::min(text.find('\n'), size_t{500}));
 }
@@ -54,8 +57,15 @@ std::string first_line(const std::string& text) {
 }  // namespace
 
 struct EnvServer::State {
+  struct Event {  // Of the completion queue.
+    void* tag = nullptr;
+    bool ok = false;
+  };
+
   explicit State(Options o) : options(std::move(o)) {}
   void work(std::shared_ptr<State> self);
+  bool next_event(Event& event);  // False after the end.
+  void keep_alive(std::shared_ptr<State> self);
 
   const Options options;
   std::string address;  // With its port; written by start().
@@ -64,6 +74,10 @@ struct EnvServer::State {
   std::unique_ptr<grpc::Server> server;
   std::vector<std::thread> threads;
   std::atomic<bool> stopping{false};
+  std::atomic<int64_t> num_handled{0};  // Events.
+  std::mutex polling;                   // Held by who waits for events.
+  Spin spin;                            // Guarded by polling.
+  std::deque<Event> postponed;          // Likewise: events that keep_alive() got.
   std::mutex mu;
   std::condition_variable changed;
   bool started = false;                       // Guarded by mu, as all below.
@@ -445,21 +459,56 @@ class EnvServer::Stream {
   BufferPool pool_;
 };
 
+// One thread at a time waits, others for it: several would take each other's events.
+bool EnvServer::State::next_event(Event& event) {
+  std::lock_guard lock(polling);
+  if (!postponed.empty()) {
+    event = postponed.front();
+    postponed.pop_front();
+    return true;
+  }
+  const gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  const auto status = spin.next(*cq, &event.tag, &event.ok, never);
+  return status == grpc::CompletionQueue::GOT_EVENT;
+}
+
 void EnvServer::State::work(std::shared_ptr<State> self) {
-  void* tag;
-  bool ok;
-  Spin spin;
-  const auto next = [&] {
-    // Several threads would poll the more, and take each other's events.
-    if (options.num_threads > 1) return cq->Next(&tag, &ok);
-    const gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-    return spin.next(*cq, &tag, &ok, never) == grpc::CompletionQueue::GOT_EVENT;
-  };
-  while (next()) Stream::on_event(*static_cast<Stream::Tag*>(tag), ok);
+  Event event;
+  while (next_event(event)) {
+    Stream::on_event(*static_cast<Stream::Tag*>(event.tag), event.ok);
+    ++num_handled;
+  }
   std::lock_guard lock(mu);
   --num_working;
   changed.notify_all();
   static_cast<void>(self);  // Kept until here: stop() may have given this thread up.
+}
+
+// gRPC answers pings only while somebody waits for events, and a client gives up a
+// server that does not answer. So where all threads are in environments for long, this
+// one waits in their place, and leaves them the events that come.
+void EnvServer::State::keep_alive(std::shared_ptr<State> self) {
+  int64_t num_seen = -1;
+  std::unique_lock lock(mu);
+  while (num_working > 0) {
+    changed.wait_for(lock, kKeepAliveInterval);
+    lock.unlock();
+    const int64_t num_now = num_handled;
+    if (std::unique_lock poll(polling, std::defer_lock);
+        num_now == num_seen && poll.try_lock()) {
+      auto status = grpc::CompletionQueue::TIMEOUT;
+      while (num_handled == num_seen && status != grpc::CompletionQueue::SHUTDOWN) {
+        Event event;
+        status = cq->AsyncNext(&event.tag, &event.ok,
+                               gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                            gpr_time_from_millis(20, GPR_TIMESPAN)));
+        if (status == grpc::CompletionQueue::GOT_EVENT) postponed.push_back(event);
+      }
+    }
+    num_seen = num_now;
+    lock.lock();
+  }
+  static_cast<void>(self);  // As in work().
 }
 
 EnvServer::EnvServer(Options options) {
@@ -513,13 +562,17 @@ void EnvServer::start() {
                     std::to_string(port);
   }
   state.started = true;
+  state.num_working = options.num_threads;
   for (int i = 0; i < options.num_threads; ++i) {
-    ++state.num_working;
     state.threads.emplace_back([self = state_, i] {
       name_this_thread("env-server-" + std::to_string(i));
       self->work(self);
     });
   }
+  state.threads.emplace_back([self = state_] {
+    name_this_thread("env-keepalive");
+    self->keep_alive(self);
+  });
   lock.unlock();  // A stream takes its own lock first, then this one.
   Stream::accept_next(state);
 }

@@ -15,7 +15,8 @@ namespace beast {
 // Serves environments to learners over gRPC (rpcenv.proto). Every stream gets
 // environments of its own, made by `make_environment` when its client has said Hello
 // and gone with it. num_threads threads run all streams: an environment that waits
-// outside of Python holds one of them. Thread-safe.
+// outside of Python holds one of them. One more sees to it that clients know the server
+// alive while all are in environments. Thread-safe.
 class EnvServer {
  public:
   struct Options {

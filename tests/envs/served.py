@@ -139,3 +139,12 @@ class Large(gym.Env):
 
     def step(self, action: Any) -> Any:
         return np.ones(1 << 20, np.uint8), 0.0, False, False, {}
+
+
+class Slow(Counting):
+    """Thinks for 14 seconds before its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.count == 2:
+            time.sleep(14)
+        return super().step(action)
