@@ -49,6 +49,8 @@ struct TiaState {
   int32_t drawn_to;   // All before this is drawn and its collisions are latched.
   int32_t line_end;   // Of the line that drawn_to is in.
   int32_t row;        // Of the picture, of that line.
+  int32_t window_end; // No picture and no collisions from here on.
+  int32_t last_cycle; // A write after this cycle ends the frame.
   int32_t hmove_at;
   int32_t vsync_end;  // From here on a falling VSYNC ends the frame.
   int32_t dump_released_at;  // In cycles.
@@ -60,6 +62,7 @@ struct TiaState {
   uint8_t greyed;
   uint8_t buffer;   // Of Screens, that holds the current frame.
   uint8_t color_loss;
+  uint8_t hmove_blanks;  // HMOVE may blank the beginning of a line.
 
   uint8_t vsync, vblank, ctrlpf, dumping;
   uint8_t nusiz[2], refp[2], vdelp[2], resmp[2], enam[2];

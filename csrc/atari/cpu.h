@@ -1,0 +1,713 @@
+// SPDX-License-Identifier: Apache-2.0
+// The 6507: runs instructions until the TIA says that the frame is complete, or until
+// 25,000 of them ran.
+//
+// The order of things within an instruction is ale-py's: all of its cycles are counted
+// first (for an indexed read also the one for a crossed page), then its operand is read
+// and its access made, so that every access sees the same time. No access is made that
+// the result does not need.
+//
+// One function holds the loop, so that registers stay in the processor's. Each opcode
+// ends with a jump of its own to the next one (GCC, Clang) or goes round a switch.
+#pragma once
+
+#include <cstdint>
+
+#include "atari/cartridge.h"
+#include "atari/decode.h"
+#include "atari/game.h"
+#include "atari/machine.h"
+#include "atari/platform.h"
+#include "atari/riot.h"
+#include "atari/tia.h"
+
+namespace beast::atari {
+
+inline constexpr int kMaxInstructions = 25000;
+
+// How addresses choose ROM, for the loop to be compiled once for each.
+enum class RomView { kFlat, kBanked, kSliced, kByAddress };
+
+BEAST_HD inline int from_bcd(int byte) { return (byte >> 4) * 10 + (byte & 15); }
+BEAST_HD inline uint8_t to_bcd(int number) {
+  number %= 100;
+  return static_cast<uint8_t>(number / 10 << 4 | number % 10);
+}
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define BEAST_THREADED 1
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpedantic"
+#endif
+
+// pixels is the frame buffer of the current frame.
+template <RomView kView>
+BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
+                                            uint8_t* const pixels) {
+  const Mapper mapper = game.info.mapper;
+  uint8_t* const ram = machine.riot.ram;
+  TiaState& tia = machine.tia;
+  const PaddlePorts ports{(game.info.flags & kPaddles) != 0,
+                          (game.info.flags & kSwappedPaddles) != 0,
+                          (game.info.flags & kSwappedPaddles) != 0};
+
+  uint8_t a = machine.cpu.a, x = machine.cpu.x, y = machine.cpu.y, sp = machine.cpu.sp;
+  uint8_t n = machine.cpu.n, z = machine.cpu.z, c = machine.cpu.c, v = machine.cpu.v;
+  uint8_t d = machine.cpu.d, i = machine.cpu.i;
+  uint32_t pc = machine.cpu.pc;
+  // Both counts of the loop in one number: cycles above, instructions in the low 16.
+  uint64_t time = static_cast<uint64_t>(machine.cpu.cycles) << 16;
+  uint32_t operand = 0;
+  bool careful = false;  // Near the limit of instructions, or outside the ROM.
+
+  // The bank that shows, and its code; in a view of slices, those of the four quarters.
+  const uint8_t* rom = nullptr;
+  const Instruction* code = nullptr;
+  const Instruction* quarters[4] = {};
+
+#define BEAST_INLINE_LAMBDA __attribute__((always_inline))
+  const auto cycles = [&]() BEAST_INLINE_LAMBDA {
+    return static_cast<int32_t>(time >> 16);
+  };
+  const auto tick = [&](int count) BEAST_INLINE_LAMBDA {
+    time += (static_cast<uint64_t>(count) << 16) + 1;
+  };
+  const auto wait = [&](int count) BEAST_INLINE_LAMBDA {
+    time += static_cast<uint64_t>(count) << 16;
+  };
+  // Looks again which code runs: after jumps, and after bank switches.
+  const auto map_code = [&]() BEAST_INLINE_LAMBDA {
+    const Instruction* const outside = game.code + Game::kMaxBanks * Game::kBank;
+    const bool decoded = (pc & 0x1000) && !careful;
+    if constexpr (kView == RomView::kSliced) {
+      for (int q = 0; q < 4; ++q) {
+        quarters[q] = decoded ? game.code + machine.cartridge.slices[q] * 1024 : outside;
+      }
+    } else {
+      const uint32_t bank = rom_offset(mapper, machine.cartridge, pc) & ~0xFFFu;
+      if constexpr (kView != RomView::kByAddress) rom = game.rom + bank;
+      code = decoded ? game.code + bank : outside;
+    }
+  };
+  const auto fetch = [&]() BEAST_INLINE_LAMBDA {
+    if constexpr (kView == RomView::kSliced) {
+      return quarters[pc >> 10 & 3][pc & 0x3FF];
+    } else {
+      return code[pc & 0xFFF];
+    }
+  };
+  // To be called after every jump, as no endless loop is without one.
+  const auto jumped = [&]() BEAST_INLINE_LAMBDA {
+    if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank)) careful = true;
+    map_code();
+  };
+
+  const auto read_rom = [&](uint32_t address) BEAST_INLINE_LAMBDA -> uint8_t {
+    if constexpr (kView == RomView::kFlat) return rom[address & 0xFFF];
+    if constexpr (kView == RomView::kByAddress) {
+      return game.rom[rom_offset(mapper, machine.cartridge, address)];
+    }
+    if (BEAST_UNLIKELY(is_hotspot(mapper, address))) {
+      switch_bank(mapper, machine.cartridge, address);
+      map_code();
+    }
+    if constexpr (kView == RomView::kSliced) {
+      return game.rom[rom_offset(mapper, machine.cartridge, address)];
+    }
+    if (has_extra_ram(mapper) && (address & 0xF80) == 0x80) {
+      return machine.cartridge.ram[address & 0x7F];
+    }
+    return rom[address & 0xFFF];
+  };
+  const auto read = [&](uint32_t address, uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
+    if (BEAST_LIKELY(address & 0x1000)) return read_rom(address);
+    if ((address & 0x280) == 0x80) return ram[address & 0x7F];
+    if (address & 0x80) {
+      return read_riot(machine.riot, machine.controls, address, cycles());
+    }
+    return read_tia(tia, pixels, ports, machine.controls, address, cycles(),
+                    static_cast<uint8_t>(bus));
+  };
+  const auto read_page_0 = [&](uint32_t address) BEAST_INLINE_LAMBDA -> uint8_t {
+    if (BEAST_LIKELY(address & 0x80)) return ram[address & 0x7F];
+    return read_tia(tia, pixels, ports, machine.controls, address, cycles(),
+                    static_cast<uint8_t>(operand));
+  };
+  const auto wait_for_line = [&]() BEAST_INLINE_LAMBDA {
+    if (BEAST_UNLIKELY(cycles() > tia.last_cycle)) {
+      tia.stop = 1;
+      tia.partial = 0;
+    }
+    const int32_t into = cycles() % kLineCycles;
+    if (into != 0) wait(kLineCycles - into);
+  };
+  const auto write_any_tia = [&](uint32_t address, uint8_t value,
+                                 bool after_read) BEAST_INLINE_LAMBDA {
+    if ((address & 0x3F) == kWSYNC) {
+      if (after_read) wait_for_line();
+    } else {
+      write_tia(tia, pixels, address & 0x3F, value, cycles());
+    }
+  };
+  const auto write = [&](uint32_t address, uint8_t value) BEAST_INLINE_LAMBDA {
+    if ((address & 0x1280) == 0x80) {
+      ram[address & 0x7F] = value;
+    } else if (address & 0x1000) {
+      if (is_hotspot(mapper, address)) {
+        switch_bank(mapper, machine.cartridge, address);
+        map_code();
+      } else if (has_extra_ram(mapper) && (address & 0xF80) == 0) {
+        machine.cartridge.ram[address & 0x7F] = value;
+      }
+    } else if (address & 0x80) {
+      write_riot(machine.riot, address, value, cycles());
+    } else {
+      write_any_tia(address, value, true);
+    }
+  };
+  // The stack is in RAM, or in the TIA, which some games use to draw fast.
+  const auto push = [&](uint32_t value, bool after_read) BEAST_INLINE_LAMBDA {
+    if (BEAST_LIKELY(sp & 0x80)) {
+      ram[sp & 0x7F] = static_cast<uint8_t>(value);
+    } else {
+      write_any_tia(sp, static_cast<uint8_t>(value), after_read);
+    }
+    --sp;
+  };
+  const auto pull = [&](uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
+    ++sp;
+    if (BEAST_LIKELY(sp & 0x80)) return ram[sp & 0x7F];
+    return read_tia(tia, pixels, ports, machine.controls, sp, cycles(),
+                    static_cast<uint8_t>(bus));
+  };
+
+  const auto set_nz = [&](uint8_t value) BEAST_INLINE_LAMBDA { n = z = value; };
+  const auto flags = [&]() BEAST_INLINE_LAMBDA {
+    return static_cast<uint8_t>((n & 0x80) | v << 6 | 0x30 | d << 3 | i << 2 |
+                                (z == 0) << 1 | c);
+  };
+  const auto set_flags = [&](uint8_t value) BEAST_INLINE_LAMBDA {
+    n = value;
+    v = value >> 6 & 1;
+    d = value >> 3 & 1;
+    i = value >> 2 & 1;
+    z = value & 2 ? 0 : 1;
+    c = value & 1;
+  };
+  const auto add = [&](uint8_t value) BEAST_INLINE_LAMBDA {
+    const uint8_t old = a;
+    if (BEAST_LIKELY(!d)) {
+      const uint32_t sum = a + value + c;
+      a = static_cast<uint8_t>(sum);
+      c = static_cast<uint8_t>(sum >> 8);
+    } else {
+      const int sum = from_bcd(a) + from_bcd(value) + c;
+      a = to_bcd(sum & 0xFF);
+      c = sum > 99;
+    }
+    v = ((old ^ a) & (a ^ value)) >> 7;
+    set_nz(a);
+  };
+  const auto subtract = [&](uint8_t value) BEAST_INLINE_LAMBDA {
+    const uint8_t old = a;
+    if (BEAST_LIKELY(!d)) {
+      const uint32_t sum = a + static_cast<uint8_t>(~value) + c;
+      a = static_cast<uint8_t>(sum);
+      c = static_cast<uint8_t>(sum >> 8);
+      v = ((old ^ a) & (old ^ value)) >> 7;
+    } else {
+      const int borrow = 1 - c;
+      int difference = from_bcd(a) - from_bcd(value) - borrow;
+      if (difference < 0) difference += 100;
+      a = to_bcd(difference & 0xFF);
+      c = old >= value + borrow;
+      v = ((old ^ a) & (a ^ value)) >> 7;
+    }
+    set_nz(a);
+  };
+  const auto compare = [&](uint8_t with, uint8_t value) BEAST_INLINE_LAMBDA {
+    c = with >= value;
+    set_nz(static_cast<uint8_t>(with - value));
+  };
+  const auto shift_left = [&](uint8_t value, uint8_t in) BEAST_INLINE_LAMBDA {
+    c = value >> 7;
+    value = static_cast<uint8_t>(value << 1 | in);
+    set_nz(value);
+    return value;
+  };
+  const auto shift_right = [&](uint8_t value, uint8_t in) BEAST_INLINE_LAMBDA {
+    c = value & 1;
+    value = static_cast<uint8_t>(value >> 1 | in << 7);
+    set_nz(value);
+    return value;
+  };
+  const auto rotate_and_add_flags = [&](uint8_t value) BEAST_INLINE_LAMBDA {  // ARR
+    value &= a;
+    a = static_cast<uint8_t>(value >> 1 | c << 7);
+    set_nz(a);
+    if (!d) {
+      c = a >> 6 & 1;
+      v = (a >> 6 ^ a >> 5) & 1;
+      return;
+    }
+    v = (value ^ a) >> 6 & 1;
+    if ((value & 0x0F) + (value & 0x01) > 0x05) a = (a & 0xF0) | ((a + 6) & 0x0F);
+    c = (value & 0xF0) + (value & 0x10) > 0x50;
+    if (c) a = static_cast<uint8_t>(a + 0x60);
+  };
+
+  // Addresses of the modes; those that read count the cycle for a crossed page.
+  const auto indexed = [&](uint32_t base, uint8_t index) BEAST_INLINE_LAMBDA {
+    const uint32_t address = (base + index) & 0xFFFF;
+    if ((address ^ base) & 0xFF00) wait(1);
+    return address;
+  };
+  const auto pointer = [&](uint32_t at) BEAST_INLINE_LAMBDA -> uint32_t {
+    const uint32_t low = read_page_0(at & 0xFF);
+    return low | static_cast<uint32_t>(read_page_0((at + 1) & 0xFF)) << 8;
+  };
+  const auto branch_if = [&](bool condition) BEAST_INLINE_LAMBDA {
+    if (condition) {
+      const uint32_t target = (pc + static_cast<uint32_t>(
+                                        static_cast<int8_t>(operand))) & 0xFFFF;
+      wait((target ^ pc) & 0xFF00 ? 2 : 1);
+      pc = target;
+      if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank)) jumped();
+    }
+  };
+  // Skips the rounds of a loop "load the timer, branch back" that are sure to go round
+  // again: until it is 0 (BNE), or has expired (BPL).
+  const auto skip_polls = [&](uint32_t branch) BEAST_INLINE_LAMBDA {
+    const RiotState& riot = machine.riot;
+    if (riot.shift < 3) return;  // It might pass the value between two loads.
+    const int32_t load = cycles() + 4;  // When the next round reads.
+    const int32_t value = timer_value(riot, load);
+    int32_t goes_on_for;  // In cycles, from the first load.
+    const int32_t passed = load - 1 - riot.set_at;
+    if (branch == 0xD0 && value > 0) {
+      goes_on_for = ((riot.timer - 1) << riot.shift) - passed;
+    } else if (branch == 0x10 && value >= 0 && value < 0x80) {
+      goes_on_for = (riot.timer << riot.shift) - passed;
+    } else if (branch == 0x30 && value >= 0x80) {
+      goes_on_for = ((riot.timer - 0x80) << riot.shift) - passed;
+    } else {
+      return;
+    }
+    const int32_t round = ((pc ^ (pc + 5)) & 0xFF00) ? 8 : 7;
+    const int32_t rounds = (goes_on_for + round - 1) / round;
+    if ((time & 0xFFFF) + 2 * static_cast<uint32_t>(rounds) >
+        kMaxInstructions - Game::kBank) {
+      return;
+    }
+    wait(rounds * round);
+    time += 2 * static_cast<uint64_t>(rounds);
+  };
+
+#if defined(BEAST_THREADED)
+#define ROW(high)                                                                    \
+  &&op_0x##high##0, &&op_0x##high##1, &&op_0x##high##2, &&op_0x##high##3,            \
+      &&op_0x##high##4, &&op_0x##high##5, &&op_0x##high##6, &&op_0x##high##7,        \
+      &&op_0x##high##8, &&op_0x##high##9, &&op_0x##high##A, &&op_0x##high##B,        \
+      &&op_0x##high##C, &&op_0x##high##D, &&op_0x##high##E, &&op_0x##high##F
+  static const void* const kLabels[kNumHandlers] = {
+      ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8), ROW(9),
+      ROW(A), ROW(B), ROW(C), ROW(D), ROW(E), ROW(F), &&op_kDecodeNow,
+      &&op_kStoreATia, &&op_kStoreXTia, &&op_kStoreYTia, &&op_kStoreWsync,
+      &&op_kPollTimer};
+#undef ROW
+#define LABEL(handler) op_##handler
+#define DISPATCH(number) goto* kLabels[number]
+#define NEXT                                  \
+  {                                           \
+    const Instruction instruction = fetch();  \
+    operand = instruction.operand;            \
+    DISPATCH(instruction.handler);            \
+  }
+#else
+#define LABEL(handler) case handler
+#define DISPATCH(number) \
+  {                      \
+    handler = number;    \
+    goto dispatch;       \
+  }
+#define NEXT goto next
+#endif
+// An opcode: its length, its cycles, what it does.
+#define OP(opcode, length, count, ...) \
+  LABEL(opcode) : {                    \
+    tick(count);                       \
+    pc += length;                      \
+    __VA_ARGS__;                       \
+  }                                    \
+  NEXT;
+// One that may write to the TIA, which may end the frame.
+#define WRITING_OP(opcode, length, count, ...)  \
+  LABEL(opcode) : {                             \
+    tick(count);                                \
+    pc += length;                               \
+    __VA_ARGS__;                                \
+    if (BEAST_UNLIKELY(tia.stop)) goto stopped; \
+  }                                             \
+  NEXT;
+
+// The operations that read: `value` is what they have read.
+#define READ_IMM(op, ...) OP(op, 2, 2, const uint8_t value = operand & 0xFF; __VA_ARGS__)
+#define READ_ZP(op, ...) \
+  OP(op, 2, 3, const uint8_t value = read_page_0(operand); __VA_ARGS__)
+#define READ_ZPX(op, index, ...) \
+  OP(op, 2, 4, const uint8_t value = read_page_0((operand + index) & 0xFF); __VA_ARGS__)
+#define READ_ABS(op, ...) \
+  OP(op, 3, 4, const uint8_t value = read(operand, operand >> 8); __VA_ARGS__)
+#define READ_ABX(op, index, ...)                                          \
+  OP(op, 3, 4, const uint32_t address = indexed(operand, index);          \
+     const uint8_t value = read(address, operand >> 8); __VA_ARGS__)
+#define READ_INX(op, ...)                                        \
+  OP(op, 2, 6, const uint32_t address = pointer(operand + x);    \
+     const uint8_t value = read(address, address >> 8); __VA_ARGS__)
+#define READ_INY(op, ...)                                              \
+  OP(op, 2, 5, const uint32_t base = pointer(operand);                 \
+     const uint32_t address = indexed(base, y);                        \
+     const uint8_t value = read(address, base >> 8); __VA_ARGS__)
+#define READ_ALL(imm, zp, zpx, abs, abx, aby, inx, iny, ...) \
+  READ_IMM(imm, __VA_ARGS__)                                 \
+  READ_ZP(zp, __VA_ARGS__)                                   \
+  READ_ZPX(zpx, x, __VA_ARGS__)                              \
+  READ_ABS(abs, __VA_ARGS__)                                 \
+  READ_ABX(abx, x, __VA_ARGS__)                              \
+  READ_ABX(aby, y, __VA_ARGS__)                              \
+  READ_INX(inx, __VA_ARGS__)                                 \
+  READ_INY(iny, __VA_ARGS__)
+
+#define WRITE_ZP(op, value) WRITING_OP(op, 2, 3, write(operand, value))
+#define WRITE_ZPX(op, index, value) \
+  WRITING_OP(op, 2, 4, write((operand + index) & 0xFF, value))
+#define WRITE_ABS(op, value) WRITING_OP(op, 3, 4, write(operand, value))
+#define WRITE_ABX(op, index, value) \
+  WRITING_OP(op, 3, 5,              \
+             const uint32_t address = (operand + index) & 0xFFFF; write(address, value))
+#define WRITE_INX(op, value) \
+  WRITING_OP(op, 2, 6, const uint32_t address = pointer(operand + x); \
+             write(address, value))
+#define WRITE_INY(op, value)                                                     \
+  WRITING_OP(op, 2, 6,                                                           \
+             const uint32_t address = (pointer(operand) + y) & 0xFFFF;           \
+             write(address, value))
+
+// The operations that read, modify and write `value`.
+#define MODIFY_AT(op, length, count, bus, where, ...)                     \
+  WRITING_OP(op, length, count, const uint32_t address = (where) & 0xFFFF; \
+             uint8_t value = read(address, bus); __VA_ARGS__;             \
+             write(address, value))
+#define MODIFY_ZP(op, ...)                                                      \
+  WRITING_OP(op, 2, 5, uint8_t value = read_page_0(operand); __VA_ARGS__;       \
+             write(operand, value))
+#define MODIFY_ZPX(op, ...) \
+  MODIFY_AT(op, 2, 6, operand, (operand + x) & 0xFF, __VA_ARGS__)
+#define MODIFY_ABS(op, ...) MODIFY_AT(op, 3, 6, operand >> 8, operand, __VA_ARGS__)
+#define MODIFY_ABX(op, ...) MODIFY_AT(op, 3, 7, operand >> 8, operand + x, __VA_ARGS__)
+#define MODIFY_ABY(op, ...) MODIFY_AT(op, 3, 7, operand >> 8, operand + y, __VA_ARGS__)
+#define MODIFY_INX(op, ...) \
+  MODIFY_AT(op, 2, 8, address >> 8, pointer(operand + x), __VA_ARGS__)
+#define MODIFY_INY(op, ...) \
+  MODIFY_AT(op, 2, 8, address >> 8, pointer(operand) + y, __VA_ARGS__)
+#define MODIFY_ALL(zp, zpx, abs, abx, aby, inx, iny, ...) \
+  MODIFY_ZP(zp, __VA_ARGS__)                              \
+  MODIFY_ZPX(zpx, __VA_ARGS__)                            \
+  MODIFY_ABS(abs, __VA_ARGS__)                            \
+  MODIFY_ABX(abx, __VA_ARGS__)                            \
+  MODIFY_ABY(aby, __VA_ARGS__)                            \
+  MODIFY_INX(inx, __VA_ARGS__)                            \
+  MODIFY_INY(iny, __VA_ARGS__)
+
+  if (machine.cpu.jammed) goto stopped;
+  map_code();
+#if defined(BEAST_THREADED)
+  NEXT;
+#else
+  uint32_t handler;
+next:
+  handler = fetch().handler;
+  operand = fetch().operand;
+dispatch:
+  switch (handler) {
+#endif
+
+  // clang-format off
+  // Loads and stores.
+  READ_ALL(0xA9, 0xA5, 0xB5, 0xAD, 0xBD, 0xB9, 0xA1, 0xB1, set_nz(a = value))
+  READ_IMM(0xA2, set_nz(x = value))
+  READ_ZP(0xA6, set_nz(x = value))
+  READ_ZPX(0xB6, y, set_nz(x = value))
+  READ_ABS(0xAE, set_nz(x = value))
+  READ_ABX(0xBE, y, set_nz(x = value))
+  READ_IMM(0xA0, set_nz(y = value))
+  READ_ZP(0xA4, set_nz(y = value))
+  READ_ZPX(0xB4, x, set_nz(y = value))
+  READ_ABS(0xAC, set_nz(y = value))
+  READ_ABX(0xBC, x, set_nz(y = value))
+  WRITE_ZP(0x85, a)
+  WRITE_ZPX(0x95, x, a)
+  WRITE_ABS(0x8D, a)
+  WRITE_ABX(0x9D, x, a)
+  WRITE_ABX(0x99, y, a)
+  WRITE_INX(0x81, a)
+  WRITE_INY(0x91, a)
+  WRITE_ZP(0x86, x)
+  WRITE_ZPX(0x96, y, x)
+  WRITE_ABS(0x8E, x)
+  WRITE_ZP(0x84, y)
+  WRITE_ZPX(0x94, x, y)
+  WRITE_ABS(0x8C, y)
+  OP(0xAA, 1, 2, set_nz(x = a))
+  OP(0xA8, 1, 2, set_nz(y = a))
+  OP(0x8A, 1, 2, set_nz(a = x))
+  OP(0x98, 1, 2, set_nz(a = y))
+  OP(0xBA, 1, 2, set_nz(x = sp))
+  OP(0x9A, 1, 2, sp = x)
+
+  // Arithmetic.
+  READ_ALL(0x69, 0x65, 0x75, 0x6D, 0x7D, 0x79, 0x61, 0x71, add(value))
+  READ_ALL(0xE9, 0xE5, 0xF5, 0xED, 0xFD, 0xF9, 0xE1, 0xF1, subtract(value))
+  READ_IMM(0xEB, subtract(value))
+  READ_ALL(0x29, 0x25, 0x35, 0x2D, 0x3D, 0x39, 0x21, 0x31, set_nz(a &= value))
+  READ_ALL(0x09, 0x05, 0x15, 0x0D, 0x1D, 0x19, 0x01, 0x11, set_nz(a |= value))
+  READ_ALL(0x49, 0x45, 0x55, 0x4D, 0x5D, 0x59, 0x41, 0x51, set_nz(a ^= value))
+  READ_ALL(0xC9, 0xC5, 0xD5, 0xCD, 0xDD, 0xD9, 0xC1, 0xD1, compare(a, value))
+  READ_IMM(0xE0, compare(x, value))
+  READ_ZP(0xE4, compare(x, value))
+  READ_ABS(0xEC, compare(x, value))
+  READ_IMM(0xC0, compare(y, value))
+  READ_ZP(0xC4, compare(y, value))
+  READ_ABS(0xCC, compare(y, value))
+  READ_ZP(0x24, n = value; v = value >> 6 & 1; z = a & value)
+  READ_ABS(0x2C, n = value; v = value >> 6 & 1; z = a & value)
+  OP(0xE8, 1, 2, set_nz(++x))
+  OP(0xC8, 1, 2, set_nz(++y))
+  OP(0xCA, 1, 2, set_nz(--x))
+  OP(0x88, 1, 2, set_nz(--y))
+
+  // Read, modify, write.
+#define MODIFY_FOUR(zp, zpx, abs, abx, ...) \
+  MODIFY_ZP(zp, __VA_ARGS__)                \
+  MODIFY_ZPX(zpx, __VA_ARGS__)              \
+  MODIFY_ABS(abs, __VA_ARGS__)              \
+  MODIFY_ABX(abx, __VA_ARGS__)
+  MODIFY_FOUR(0xE6, 0xF6, 0xEE, 0xFE, set_nz(++value))
+  MODIFY_FOUR(0xC6, 0xD6, 0xCE, 0xDE, set_nz(--value))
+  MODIFY_FOUR(0x06, 0x16, 0x0E, 0x1E, value = shift_left(value, 0))
+  MODIFY_FOUR(0x26, 0x36, 0x2E, 0x3E, value = shift_left(value, c))
+  MODIFY_FOUR(0x46, 0x56, 0x4E, 0x5E, value = shift_right(value, 0))
+  MODIFY_FOUR(0x66, 0x76, 0x6E, 0x7E, value = shift_right(value, c))
+#undef MODIFY_FOUR
+  OP(0x0A, 1, 2, a = shift_left(a, 0))
+  OP(0x2A, 1, 2, a = shift_left(a, c))
+  OP(0x4A, 1, 2, a = shift_right(a, 0))
+  OP(0x6A, 1, 2, a = shift_right(a, c))
+
+  // Branches and jumps.
+  OP(0x10, 2, 2, branch_if(!(n & 0x80)))
+  OP(0x30, 2, 2, branch_if(n & 0x80))
+  OP(0x50, 2, 2, branch_if(!v))
+  OP(0x70, 2, 2, branch_if(v))
+  OP(0x90, 2, 2, branch_if(!c))
+  OP(0xB0, 2, 2, branch_if(c))
+  OP(0xD0, 2, 2, branch_if(z != 0))
+  OP(0xF0, 2, 2, branch_if(z == 0))
+  OP(0x4C, 3, 3, pc = operand; jumped())
+  OP(0x6C, 3, 5,
+     const uint32_t low = read(operand, operand >> 8);
+     const uint32_t high = read((operand & 0xFF00) | ((operand + 1) & 0xFF), low);
+     pc = low | high << 8; jumped())
+  WRITING_OP(0x20, 3, 6, push((pc - 1) >> 8, true); push(pc - 1, false);
+             pc = operand; jumped())
+  OP(0x60, 1, 6, const uint32_t low = pull(0x60); const uint32_t high = pull(low);
+     pc = ((low | high << 8) + 1) & 0xFFFF; jumped())
+  OP(0x40, 1, 6, const uint8_t status = pull(0x40); set_flags(status);
+     const uint32_t low = pull(status); const uint32_t high = pull(low);
+     pc = low | high << 8; jumped())
+  WRITING_OP(0x00, 2, 7, push(pc >> 8, true); push(pc, false); push(flags(), false);
+             i = 1; const uint32_t low = read(0xFFFE, 0); pc = low | read(0xFFFF, low) << 8;
+             jumped())
+
+  // Stack and flags.
+  WRITING_OP(0x48, 1, 3, push(a, true))
+  WRITING_OP(0x08, 1, 3, push(flags(), true))
+  OP(0x68, 1, 4, set_nz(a = pull(0x68)))
+  OP(0x28, 1, 4, set_flags(pull(0x28)))
+  OP(0x18, 1, 2, c = 0)
+  OP(0x38, 1, 2, c = 1)
+  OP(0x58, 1, 2, i = 0)
+  OP(0x78, 1, 2, i = 1)
+  OP(0xB8, 1, 2, v = 0)
+  OP(0xD8, 1, 2, d = 0)
+  OP(0xF8, 1, 2, d = 1)
+  OP(0xEA, 1, 2, )
+
+  // The undocumented ones.
+  MODIFY_ALL(0x07, 0x17, 0x0F, 0x1F, 0x1B, 0x03, 0x13,
+             value = shift_left(value, 0); set_nz(a |= value))
+  MODIFY_ALL(0x27, 0x37, 0x2F, 0x3F, 0x3B, 0x23, 0x33,
+             value = shift_left(value, c); set_nz(a &= value))
+  MODIFY_ALL(0x47, 0x57, 0x4F, 0x5F, 0x5B, 0x43, 0x53,
+             value = shift_right(value, 0); set_nz(a ^= value))
+  MODIFY_ALL(0x67, 0x77, 0x6F, 0x7F, 0x7B, 0x63, 0x73,
+             value = shift_right(value, c); add(value))
+  MODIFY_ALL(0xC7, 0xD7, 0xCF, 0xDF, 0xDB, 0xC3, 0xD3, --value; compare(a, value))
+  MODIFY_ALL(0xE7, 0xF7, 0xEF, 0xFF, 0xFB, 0xE3, 0xF3, ++value; subtract(value))
+  OP(0xA7, 2, 4, set_nz(a = x = read_page_0(operand)))  // One cycle more, in ale-py.
+  READ_ZPX(0xB7, y, set_nz(a = x = value))
+  READ_ABS(0xAF, set_nz(a = x = value))
+  READ_ABX(0xBF, y, set_nz(a = x = value))
+  READ_INX(0xA3, set_nz(a = x = value))
+  READ_INY(0xB3, set_nz(a = x = value))
+  WRITE_ZP(0x87, a & x)
+  WRITE_ZPX(0x97, y, a & x)
+  WRITE_ABS(0x8F, a & x)
+  WRITE_INX(0x83, a & x)
+  READ_IMM(0x0B, set_nz(a &= value); c = a >> 7)
+  READ_IMM(0x2B, set_nz(a &= value); c = a >> 7)
+  READ_IMM(0x4B, a = shift_right(a & value, 0))
+  READ_IMM(0x6B, rotate_and_add_flags(value))
+  READ_IMM(0x8B, set_nz(a = (a | 0xEE) & x & value))
+  READ_IMM(0xAB, set_nz(a = x = (a | 0xEE) & value))
+  READ_IMM(0xCB, const uint8_t both = a & x; compare(both, value);
+           x = static_cast<uint8_t>(both - value))
+  READ_ABX(0xBB, y, set_nz(a = x = sp = sp & value))
+  WRITE_ABX(0x9F, y, a & x & ((address >> 8) + 1))
+  WRITE_INY(0x93, a & x & ((address >> 8) + 1))
+  WRITE_ABX(0x9E, y, x & ((address >> 8) + 1))
+  WRITE_ABX(0x9C, x, y & ((address >> 8) + 1))
+  WRITE_ABX(0x9B, y, (sp = a & x) & ((address >> 8) + 1))
+#define NOPS_1(op) OP(op, 1, 2, )
+#define NOPS_2(op) OP(op, 2, 2, )
+  NOPS_1(0x1A) NOPS_1(0x3A) NOPS_1(0x5A) NOPS_1(0x7A) NOPS_1(0xDA) NOPS_1(0xFA)
+  NOPS_2(0x80) NOPS_2(0x82) NOPS_2(0x89) NOPS_2(0xC2) NOPS_2(0xE2)
+#undef NOPS_1
+#undef NOPS_2
+  READ_ZP(0x04, (void)value)
+  READ_ZP(0x44, (void)value)
+  READ_ZP(0x64, (void)value)
+  READ_ZPX(0x14, x, (void)value)
+  READ_ZPX(0x34, x, (void)value)
+  READ_ZPX(0x54, x, (void)value)
+  READ_ZPX(0x74, x, (void)value)
+  READ_ZPX(0xD4, x, (void)value)
+  READ_ZPX(0xF4, x, (void)value)
+  READ_ABS(0x0C, (void)value)
+  READ_ABX(0x1C, x, (void)value)
+  READ_ABX(0x3C, x, (void)value)
+  READ_ABX(0x5C, x, (void)value)
+  READ_ABX(0x7C, x, (void)value)
+  READ_ABX(0xDC, x, (void)value)
+  READ_ABX(0xFC, x, (void)value)
+  LABEL(0x02): LABEL(0x12): LABEL(0x22): LABEL(0x32): LABEL(0x42): LABEL(0x52):
+  LABEL(0x62): LABEL(0x72): LABEL(0x92): LABEL(0xB2): LABEL(0xD2): LABEL(0xF2):
+    tick(2);
+    machine.cpu.jammed = 1;
+    goto stopped;
+
+  // Stores to the TIA, known as such when they were decoded.
+  WRITING_OP(kStoreATia, 2, 3, write_tia(tia, pixels, operand, a, cycles()))
+  WRITING_OP(kStoreXTia, 2, 3, write_tia(tia, pixels, operand, x, cycles()))
+  WRITING_OP(kStoreYTia, 2, 3, write_tia(tia, pixels, operand, y, cycles()))
+  WRITING_OP(kStoreWsync, 2, 3, wait_for_line())
+  // clang-format on
+
+  LABEL(kPollTimer) : {
+    const uint32_t load = operand & 0xFF;
+    skip_polls(operand >> 8);
+    operand = 0x284;
+    DISPATCH(load);
+  }
+
+  LABEL(kDecodeNow) : {
+    if (BEAST_UNLIKELY((time & 0xFFFF) >= kMaxInstructions)) goto stopped;
+    uint8_t bytes[3] = {read(pc, 0), 0, 0};
+    const int length = instruction_length(bytes[0]);
+    if (length > 1) bytes[1] = read((pc + 1) & 0xFFFF, bytes[0]);
+    if (length > 2) bytes[2] = read((pc + 2) & 0xFFFF, bytes[1]);
+    const Instruction instruction = decode(bytes);
+    operand = instruction.operand;
+    DISPATCH(instruction.handler);
+  }
+#if !defined(BEAST_THREADED)
+  }
+#endif
+
+stopped:
+  machine.cpu.a = a;
+  machine.cpu.x = x;
+  machine.cpu.y = y;
+  machine.cpu.sp = sp;
+  machine.cpu.n = n;
+  machine.cpu.z = z;
+  machine.cpu.c = c;
+  machine.cpu.v = v;
+  machine.cpu.d = d;
+  machine.cpu.i = i;
+  machine.cpu.pc = static_cast<uint16_t>(pc);
+  machine.cpu.cycles = cycles();
+}
+
+#if defined(BEAST_THREADED)
+#pragma GCC diagnostic pop
+#endif
+#undef LABEL
+#undef DISPATCH
+#undef NEXT
+#undef OP
+#undef WRITING_OP
+#undef READ_IMM
+#undef READ_ZP
+#undef READ_ZPX
+#undef READ_ABS
+#undef READ_ABX
+#undef READ_INX
+#undef READ_INY
+#undef READ_ALL
+#undef WRITE_ZP
+#undef WRITE_ZPX
+#undef WRITE_ABS
+#undef WRITE_ABX
+#undef WRITE_INX
+#undef WRITE_INY
+#undef MODIFY_AT
+#undef MODIFY_ZP
+#undef MODIFY_ZPX
+#undef MODIFY_ABS
+#undef MODIFY_ABX
+#undef MODIFY_ABY
+#undef MODIFY_INX
+#undef MODIFY_INY
+#undef MODIFY_ALL
+#undef BEAST_INLINE_LAMBDA
+
+BEAST_HD inline void reset_cpu(const Game& game, Machine& machine) {
+  machine.cpu = {};
+  machine.cpu.sp = 0xFF;
+  machine.cpu.z = 1;
+  const auto read = [&](uint32_t address) {
+    return game.rom[rom_offset(game.info.mapper, machine.cartridge, address)];
+  };
+  machine.cpu.pc = static_cast<uint16_t>(read(0xFFFC) | read(0xFFFD) << 8);
+}
+
+BEAST_HD inline void run_instructions(const Game& game, Machine& machine,
+                                      uint8_t* pixels) {
+  switch (game.info.mapper) {
+    case Mapper::k2K:
+    case Mapper::k4K:
+      run_cpu<RomView::kFlat>(game, machine, pixels);
+      break;
+    case Mapper::kE0:
+      run_cpu<RomView::kSliced>(game, machine, pixels);
+      break;
+    case Mapper::kFE:
+      run_cpu<RomView::kByAddress>(game, machine, pixels);
+      break;
+    default:
+      run_cpu<RomView::kBanked>(game, machine, pixels);
+  }
+}
+
+}  // namespace beast::atari
