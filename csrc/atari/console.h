@@ -26,18 +26,18 @@ inline constexpr uint8_t kResetSwitch = 0x01, kSelectSwitch = 0x02;
 inline constexpr int kPaddleMin = 27450, kPaddleMax = 790196, kPaddleStep = 23000;
 inline constexpr int kPaddleCenter = (kPaddleMin + kPaddleMax) / 2;
 
-BEAST_HD inline TiaWindow window_of(const Game& game) {
-  return {game.info.first_line, game.info.height, game.pal ? 342 : 290,
-          !(game.info.flags & kNoHmoveBlanks)};
+BEAST_HD inline TiaWindow window_of(const Game& game, bool pal) {
+  return {game.info.first_line, game.info.height, pal ? 342 : 290,
+          !(game.info.flags & kNoHmoveBlanks), pal};
 }
 
 // Runs the machine for one frame; the controls stay as they are.
 BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& screens,
-                               bool draw) {
+                               bool draw, bool pal) {
   TiaState& tia = machine.tia;
   tia.drawing = draw;
   if (!tia.partial) {
-    const int32_t shift = start_frame(tia, window_of(game), machine.cpu.cycles);
+    const int32_t shift = start_frame(tia, window_of(game, pal), machine.cpu.cycles);
     machine.cpu.cycles -= shift;
     machine.riot.set_at -= shift;
     machine.riot.read_at -= shift;
@@ -64,8 +64,8 @@ BEAST_HD inline int directions_of(int action) {
   };
   const uint32_t up = 1 << kUp | 1 << kUpRight | 1 << kUpLeft | 1 << kUpFire |
                       1 << kUpRightFire | 1 << kUpLeftFire;
-  const uint32_t down = 1 << kDown | 1 << kDownRight | 1 << kDownLeft |
-                        1 << kDownFire | 1 << kDownRightFire | 1 << kDownLeftFire;
+  const uint32_t down = 1 << kDown | 1 << kDownRight | 1 << kDownLeft | 1 << kDownFire |
+                        1 << kDownRightFire | 1 << kDownLeftFire;
   const uint32_t left = 1 << kLeft | 1 << kUpLeft | 1 << kDownLeft | 1 << kLeftFire |
                         1 << kUpLeftFire | 1 << kDownLeftFire;
   const uint32_t right = 1 << kRight | 1 << kUpRight | 1 << kDownRight |
@@ -103,7 +103,7 @@ BEAST_HD inline void press(const Game& game, ControlsState& controls, int action
 BEAST_HD inline void emulate(const Game& game, Machine& machine, Screens& screens,
                              int action, uint8_t switches_pressed, bool draw) {
   press(game, machine.controls, action, switches_pressed);
-  run_frame(game, machine, screens, draw);
+  run_frame(game, machine, screens, draw, game.pal);
   step_rules(game.info, machine.riot.ram, machine.rules);
 }
 
@@ -126,7 +126,7 @@ BEAST_HD inline void count_frame(Machine& machine) {
 BEAST_HD inline void press_select(const Game& game, Machine& machine, Screens& screens,
                                   int frames) {
   press(game, machine.controls, kNoop, kSelectSwitch);
-  for (int i = 0; i < frames; ++i) run_frame(game, machine, screens, true);
+  for (int i = 0; i < frames; ++i) run_frame(game, machine, screens, true, game.pal);
   emulate(game, machine, screens, kNoop, 0, true);
   count_frame(machine);
 }
@@ -147,29 +147,29 @@ BEAST_HD inline int act(const Game& game, Machine& machine, Screens& screens,
   return machine.rules.reward;
 }
 
-// The menu of double_dunk: to the next line, and an option off.
+// The menu of double_dunk: past its first two lines, then four options, all off;
+// the start action leaves it.
 BEAST_HD inline void walk_menu(const Game& game, Machine& machine, Screens& screens) {
   const uint8_t* ram = machine.riot.ram;
+  const auto tap = [&](int action) {
+    act(game, machine, screens, action, true);
+    act(game, machine, screens, kNoop, true);
+  };
   const auto down = [&]() {
     const uint8_t line = ram[0xB0 & 0x7F];
-    for (int i = 0; i < 1000 && ram[0xB0 & 0x7F] == line; ++i) {
-      act(game, machine, screens, kDown, true);
-    }
+    for (int i = 0; i < 1000 && ram[0xB0 & 0x7F] == line; ++i) tap(kDown);
   };
   const auto switch_off = [&](uint8_t option) {
-    for (int i = 0; i < 1000 && (ram[0x80 & 0x7F] & option) == option; ++i) {
-      act(game, machine, screens, kUp, true);
-    }
+    for (int i = 0; i < 1000 && (ram[0x80 & 0x7F] & option); ++i) tap(kLeft);
   };
-  press_select(game, machine, screens, 5);
+  press_select(game, machine, screens, game.info.mode.select_frames);
   down();
-  switch_off(0x08);
-  down();
-  switch_off(0x10);
-  down();
-  switch_off(0x04);
-  down();
-  switch_off(0x20);
+  for (const uint8_t option : {0x08, 0x10, 0x04, 0x20}) {
+    down();
+    switch_off(option);
+  }
+  soft_reset(game, machine, screens);
+  tap(kUpFire);
 }
 
 // Presses SELECT until the game is in the mode that ale-py starts with.
@@ -193,7 +193,6 @@ BEAST_HD inline void select_mode(const Game& game, Machine& machine, Screens& sc
       break;
     case GameId::double_dunk:
       walk_menu(game, machine, screens);
-      soft_reset(game, machine, screens);
       return;
     default:
       break;
@@ -237,11 +236,10 @@ BEAST_HD inline void power_on(const Game& game, Machine& machine, Screens& scree
   next_random(machine.console_random);  // A timer that the reset sets again.
   machine.controls = {};
   machine.controls.port_a = 0xFF;
-  machine.controls.switches =
-      game.info.flags & kDifficultyA ? kSwitchesA : kSwitchesB;
+  machine.controls.switches = game.info.flags & kDifficultyA ? kSwitchesA : kSwitchesB;
   reset_system(game, machine, screens);
   // Here ale-py counts lines to tell NTSC from PAL; the table knows, RAM remembers.
-  for (int i = 0; i < 60; ++i) run_frame(game, machine, screens, true);
+  for (int i = 0; i < 60; ++i) run_frame(game, machine, screens, true, false);
   reset_system(game, machine, screens);
 
   seed_random(machine.sticky_random, seed);
@@ -254,9 +252,7 @@ BEAST_HD inline const uint8_t* picture(const Machine& machine, const Screens& sc
 }
 
 BEAST_HD inline bool is_over(const Machine& machine) { return machine.rules.terminal; }
-BEAST_HD inline int lives(const Machine& machine) {
-  return count_lives(machine.rules);
-}
+BEAST_HD inline int lives(const Machine& machine) { return count_lives(machine.rules); }
 BEAST_HD inline int frame_number(const Machine& machine) {
   return machine.frame_number;
 }

@@ -81,7 +81,8 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     const bool decoded = (pc & 0x1000) && !careful;
     if constexpr (kView == RomView::kSliced) {
       for (int q = 0; q < 4; ++q) {
-        quarters[q] = decoded ? game.code + machine.cartridge.slices[q] * 1024 : outside;
+        quarters[q] =
+            decoded ? game.code + machine.cartridge.slices[q] * 1024 : outside;
       }
     } else {
       const uint32_t bank = rom_offset(mapper, machine.cartridge, pc) & ~0xFFFu;
@@ -98,7 +99,8 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   };
   // To be called after every jump, as no endless loop is without one.
   const auto jumped = [&]() BEAST_INLINE_LAMBDA {
-    if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank)) careful = true;
+    if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank))
+      careful = true;
     map_code();
   };
 
@@ -268,8 +270,8 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   };
   const auto branch_if = [&](bool condition) BEAST_INLINE_LAMBDA {
     if (condition) {
-      const uint32_t target = (pc + static_cast<uint32_t>(
-                                        static_cast<int8_t>(operand))) & 0xFFFF;
+      const uint32_t target =
+          (pc + static_cast<uint32_t>(static_cast<int8_t>(operand))) & 0xFFFF;
       wait((target ^ pc) & 0xFF00 ? 2 : 1);
       pc = target;
       if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank)) jumped();
@@ -279,7 +281,7 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   // again: until it is 0 (BNE), or has expired (BPL).
   const auto skip_polls = [&](uint32_t branch) BEAST_INLINE_LAMBDA {
     const RiotState& riot = machine.riot;
-    if (riot.shift < 3) return;  // It might pass the value between two loads.
+    if (riot.shift < 3) return;         // It might pass the value between two loads.
     const int32_t load = cycles() + 4;  // When the next round reads.
     const int32_t value = timer_value(riot, load);
     int32_t goes_on_for;  // In cycles, from the first load.
@@ -304,24 +306,26 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   };
 
 #if defined(BEAST_THREADED)
-#define ROW(high)                                                                    \
-  &&op_0x##high##0, &&op_0x##high##1, &&op_0x##high##2, &&op_0x##high##3,            \
-      &&op_0x##high##4, &&op_0x##high##5, &&op_0x##high##6, &&op_0x##high##7,        \
-      &&op_0x##high##8, &&op_0x##high##9, &&op_0x##high##A, &&op_0x##high##B,        \
+#define ROW(high)                                                             \
+  &&op_0x##high##0, &&op_0x##high##1, &&op_0x##high##2, &&op_0x##high##3,     \
+      &&op_0x##high##4, &&op_0x##high##5, &&op_0x##high##6, &&op_0x##high##7, \
+      &&op_0x##high##8, &&op_0x##high##9, &&op_0x##high##A, &&op_0x##high##B, \
       &&op_0x##high##C, &&op_0x##high##D, &&op_0x##high##E, &&op_0x##high##F
   static const void* const kLabels[kNumHandlers] = {
-      ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8), ROW(9),
-      ROW(A), ROW(B), ROW(C), ROW(D), ROW(E), ROW(F), &&op_kDecodeNow,
-      &&op_kStoreATia, &&op_kStoreXTia, &&op_kStoreYTia, &&op_kStoreWsync,
-      &&op_kPollTimer};
+      ROW(0),           ROW(1),          ROW(2),          ROW(3),
+      ROW(4),           ROW(5),          ROW(6),          ROW(7),
+      ROW(8),           ROW(9),          ROW(A),          ROW(B),
+      ROW(C),           ROW(D),          ROW(E),          ROW(F),
+      &&op_kDecodeNow,  &&op_kStoreATia, &&op_kStoreXTia, &&op_kStoreYTia,
+      &&op_kStoreWsync, &&op_kPollTimer};
 #undef ROW
 #define LABEL(handler) op_##handler
 #define DISPATCH(number) goto* kLabels[number]
-#define NEXT                                  \
-  {                                           \
-    const Instruction instruction = fetch();  \
-    operand = instruction.operand;            \
-    DISPATCH(instruction.handler);            \
+#define NEXT                                 \
+  {                                          \
+    const Instruction instruction = fetch(); \
+    operand = instruction.operand;           \
+    DISPATCH(instruction.handler);           \
   }
 #else
 #define LABEL(handler) case handler
@@ -351,22 +355,23 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   NEXT;
 
 // The operations that read: `value` is what they have read.
-#define READ_IMM(op, ...) OP(op, 2, 2, const uint8_t value = operand & 0xFF; __VA_ARGS__)
+#define READ_IMM(op, ...) \
+  OP(op, 2, 2, const uint8_t value = operand & 0xFF; __VA_ARGS__)
 #define READ_ZP(op, ...) \
   OP(op, 2, 3, const uint8_t value = read_page_0(operand); __VA_ARGS__)
 #define READ_ZPX(op, index, ...) \
   OP(op, 2, 4, const uint8_t value = read_page_0((operand + index) & 0xFF); __VA_ARGS__)
 #define READ_ABS(op, ...) \
   OP(op, 3, 4, const uint8_t value = read(operand, operand >> 8); __VA_ARGS__)
-#define READ_ABX(op, index, ...)                                          \
-  OP(op, 3, 4, const uint32_t address = indexed(operand, index);          \
+#define READ_ABX(op, index, ...)                                 \
+  OP(op, 3, 4, const uint32_t address = indexed(operand, index); \
      const uint8_t value = read(address, operand >> 8); __VA_ARGS__)
-#define READ_INX(op, ...)                                        \
-  OP(op, 2, 6, const uint32_t address = pointer(operand + x);    \
+#define READ_INX(op, ...)                                     \
+  OP(op, 2, 6, const uint32_t address = pointer(operand + x); \
      const uint8_t value = read(address, address >> 8); __VA_ARGS__)
-#define READ_INY(op, ...)                                              \
-  OP(op, 2, 5, const uint32_t base = pointer(operand);                 \
-     const uint32_t address = indexed(base, y);                        \
+#define READ_INY(op, ...)                              \
+  OP(op, 2, 5, const uint32_t base = pointer(operand); \
+     const uint32_t address = indexed(base, y);        \
      const uint8_t value = read(address, base >> 8); __VA_ARGS__)
 #define READ_ALL(imm, zp, zpx, abs, abx, aby, inx, iny, ...) \
   READ_IMM(imm, __VA_ARGS__)                                 \
@@ -382,24 +387,22 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
 #define WRITE_ZPX(op, index, value) \
   WRITING_OP(op, 2, 4, write((operand + index) & 0xFF, value))
 #define WRITE_ABS(op, value) WRITING_OP(op, 3, 4, write(operand, value))
-#define WRITE_ABX(op, index, value) \
-  WRITING_OP(op, 3, 5,              \
-             const uint32_t address = (operand + index) & 0xFFFF; write(address, value))
-#define WRITE_INX(op, value) \
+#define WRITE_ABX(op, index, value)                                         \
+  WRITING_OP(op, 3, 5, const uint32_t address = (operand + index) & 0xFFFF; \
+             write(address, value))
+#define WRITE_INX(op, value)                                          \
   WRITING_OP(op, 2, 6, const uint32_t address = pointer(operand + x); \
              write(address, value))
 #define WRITE_INY(op, value)                                                     \
-  WRITING_OP(op, 2, 6,                                                           \
-             const uint32_t address = (pointer(operand) + y) & 0xFFFF;           \
+  WRITING_OP(op, 2, 6, const uint32_t address = (pointer(operand) + y) & 0xFFFF; \
              write(address, value))
 
 // The operations that read, modify and write `value`.
-#define MODIFY_AT(op, length, count, bus, where, ...)                     \
-  WRITING_OP(op, length, count, const uint32_t address = (where) & 0xFFFF; \
-             uint8_t value = read(address, bus); __VA_ARGS__;             \
-             write(address, value))
-#define MODIFY_ZP(op, ...)                                                      \
-  WRITING_OP(op, 2, 5, uint8_t value = read_page_0(operand); __VA_ARGS__;       \
+#define MODIFY_AT(op, length, count, bus, where, ...)                    \
+  WRITING_OP(op, length, count, const uint32_t address = (where)&0xFFFF; \
+             uint8_t value = read(address, bus); __VA_ARGS__; write(address, value))
+#define MODIFY_ZP(op, ...)                                                \
+  WRITING_OP(op, 2, 5, uint8_t value = read_page_0(operand); __VA_ARGS__; \
              write(operand, value))
 #define MODIFY_ZPX(op, ...) \
   MODIFY_AT(op, 2, 6, operand, (operand + x) & 0xFF, __VA_ARGS__)
@@ -631,22 +634,21 @@ dispatch:
     DISPATCH(instruction.handler);
   }
 #if !defined(BEAST_THREADED)
-  }
+}
 #endif
 
-stopped:
-  machine.cpu.a = a;
-  machine.cpu.x = x;
-  machine.cpu.y = y;
-  machine.cpu.sp = sp;
-  machine.cpu.n = n;
-  machine.cpu.z = z;
-  machine.cpu.c = c;
-  machine.cpu.v = v;
-  machine.cpu.d = d;
-  machine.cpu.i = i;
-  machine.cpu.pc = static_cast<uint16_t>(pc);
-  machine.cpu.cycles = cycles();
+stopped : machine.cpu.a = a;
+machine.cpu.x = x;
+machine.cpu.y = y;
+machine.cpu.sp = sp;
+machine.cpu.n = n;
+machine.cpu.z = z;
+machine.cpu.c = c;
+machine.cpu.v = v;
+machine.cpu.d = d;
+machine.cpu.i = i;
+machine.cpu.pc = static_cast<uint16_t>(pc);
+machine.cpu.cycles = cycles();
 }
 
 #if defined(BEAST_THREADED)

@@ -91,8 +91,7 @@ inline void decode_rom(Game& game) {
     const bool branches_back =
         (bytes[3] == 0xD0 || bytes[3] == 0x10 || bytes[3] == 0x30) && bytes[4] == 0xFB;
     if (loads && branches_back && is_timer(game.code[at].operand)) {
-      game.code[at] = {kPollTimer,
-                       static_cast<uint16_t>(bytes[0] | bytes[3] << 8)};
+      game.code[at] = {kPollTimer, static_cast<uint16_t>(bytes[0] | bytes[3] << 8)};
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An Atari 2600 that does, frame by frame, what ale-py does. This is its face; the parts
-// are console.h (boot, reset, frames), cpu.h, riot.h, tia.h, cartridge.h, games.h.
+// An Atari 2600 that does, frame by frame, what ale-py does. This is its face; the
+// parts are console.h (boot, reset, frames), cpu.h, riot.h, tia.h, cartridge.h,
+// games.h.
 //
 // A Game is read-only and shared by all threads and environments. An environment is a
 // Machine and its Screens: plain data without pointers, so a memcpy of both is a saved

@@ -14,9 +14,25 @@ namespace beast::atari {
 
 // ale-py's numbers.
 enum Action : uint8_t {
-  kNoop, kFire, kUp, kRight, kLeft, kDown, kUpRight, kUpLeft, kDownRight, kDownLeft,
-  kUpFire, kRightFire, kLeftFire, kDownFire, kUpRightFire, kUpLeftFire,
-  kDownRightFire, kDownLeftFire, kNumActions
+  kNoop,
+  kFire,
+  kUp,
+  kRight,
+  kLeft,
+  kDown,
+  kUpRight,
+  kUpLeft,
+  kDownRight,
+  kDownLeft,
+  kUpFire,
+  kRightFire,
+  kLeftFire,
+  kDownFire,
+  kUpRightFire,
+  kUpLeftFire,
+  kDownRightFire,
+  kDownLeftFire,
+  kNumActions
 };
 
 // How the cartridge shows its ROM in 4K of addresses, see cartridge.h.
@@ -52,9 +68,9 @@ enum GameFlags : uint8_t {
   kDifficultyA = 16,    // Both difficulty switches, until the first action.
 };
 
-// SELECT is held for select_frames, again and again, until the byte at address is value;
-// then the game is reset. select_frames of 0: the game has no modes. Some games need
-// more than that, see console.h.
+// SELECT is held for select_frames, again and again, until the byte at address is
+// value; then the game is reset. select_frames of 0: the game has no modes. Some games
+// need more than that, see console.h.
 struct ModeRule {
   uint8_t address, value, select_frames;
 };
@@ -91,7 +107,7 @@ inline constexpr GameInfo kGames[] = {
     {GameId::crazy_climber, "crazy_climber", "55ef7b65066428367844342ed59f956c", Mapper::kF8, 0x003FD, 34, 210, kJoysticks, kNoop, 0, {0x80, 0x0, 2}},
     {GameId::defender, "defender", "0f643c34e40e3f1daafd9c524d3ffe64", Mapper::k4K, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x9B, 0x1, 2}},
     {GameId::demon_attack, "demon_attack", "f0e0addc07971561ab80d9abe1b8d333", Mapper::k4K, 0x0181B, 34, 210, kJoysticks, kNoop, 0, {0xEA, 0x1, 1}},
-    {GameId::double_dunk, "double_dunk", "368d88a6c071caba60b4f778615aae94", Mapper::kF6, 0x3FFFF, 34, 210, kJoysticks, kUpFire, 1, {0xB0, 0x0, 5}},
+    {GameId::double_dunk, "double_dunk", "368d88a6c071caba60b4f778615aae94", Mapper::kF6, 0x3FFFF, 34, 210, kJoysticks, kUpFire, 1, {0xB0, 0x0, 1}},
     {GameId::enduro, "enduro", "94b92a882f6dbaa6993a46e2dcc58402", Mapper::k4K, 0x01B3B, 34, 210, kJoysticks, kFire, 1, {0x0, 0x0, 0}},
     {GameId::fishing_derby, "fishing_derby", "b8865f05676e64f3bec72b9defdacfa7", Mapper::k2K, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x0, 0x0, 0}},
     {GameId::freeway, "freeway", "8e0ab801b1705a740b476b7f588c6d16", Mapper::k2K, 0x00025, 34, 210, kJoysticks, kNoop, 0, {0x80, 0x0, 1}},
@@ -160,7 +176,7 @@ struct Ram {
   BEAST_HD int graphic(int address) const { return (*this)(address) >> 3; }
   // One digit in the low half of a byte; a blank is 10.
   BEAST_HD int nibble(int address) const {
-    const int digit = (*this)(address) & 15;
+    const int digit = (*this)(address)&15;
     return digit == 10 ? 0 : digit;
   }
 };
@@ -187,32 +203,64 @@ BEAST_HD inline void reset_rules(const GameInfo& info, RulesState& state) {
       break;
   }
   switch (info.id) {
-    case GameId::alien: case GameId::amidar: case GameId::asterix:
-    case GameId::beam_rider: case GameId::berzerk: case GameId::centipede:
-    case GameId::chopper_command: case GameId::defender: case GameId::gopher:
-    case GameId::kangaroo: case GameId::krull: case GameId::ms_pacman:
-    case GameId::name_this_game: case GameId::pitfall: case GameId::road_runner:
-    case GameId::solaris: case GameId::space_invaders: case GameId::tutankham:
-    case GameId::video_pinball: case GameId::wizard_of_wor: case GameId::pooyan:
+    case GameId::alien:
+    case GameId::amidar:
+    case GameId::asterix:
+    case GameId::beam_rider:
+    case GameId::berzerk:
+    case GameId::centipede:
+    case GameId::chopper_command:
+    case GameId::defender:
+    case GameId::gopher:
+    case GameId::kangaroo:
+    case GameId::krull:
+    case GameId::ms_pacman:
+    case GameId::name_this_game:
+    case GameId::pitfall:
+    case GameId::road_runner:
+    case GameId::solaris:
+    case GameId::space_invaders:
+    case GameId::tutankham:
+    case GameId::video_pinball:
+    case GameId::wizard_of_wor:
+    case GameId::pooyan:
       state.lives = 3;
       break;
-    case GameId::assault: case GameId::asteroids: case GameId::demon_attack:
-    case GameId::frostbite: case GameId::hero: case GameId::kung_fu_master:
-    case GameId::qbert: case GameId::riverraid: case GameId::robotank:
-    case GameId::seaquest: case GameId::venture: case GameId::yars_revenge:
+    case GameId::assault:
+    case GameId::asteroids:
+    case GameId::demon_attack:
+    case GameId::frostbite:
+    case GameId::hero:
+    case GameId::kung_fu_master:
+    case GameId::qbert:
+    case GameId::riverraid:
+    case GameId::robotank:
+    case GameId::seaquest:
+    case GameId::venture:
+    case GameId::yars_revenge:
     case GameId::elevator_action:
       state.lives = 4;
       break;
-    case GameId::bank_heist: case GameId::battle_zone: case GameId::breakout:
-    case GameId::crazy_climber: case GameId::phoenix: case GameId::star_gunner:
-    case GameId::time_pilot: case GameId::up_n_down: case GameId::zaxxon:
+    case GameId::bank_heist:
+    case GameId::battle_zone:
+    case GameId::breakout:
+    case GameId::crazy_climber:
+    case GameId::phoenix:
+    case GameId::star_gunner:
+    case GameId::time_pilot:
+    case GameId::up_n_down:
+    case GameId::zaxxon:
       state.lives = 5;
       break;
-    case GameId::atlantis: case GameId::gravitar: case GameId::jamesbond:
+    case GameId::atlantis:
+    case GameId::gravitar:
+    case GameId::jamesbond:
     case GameId::montezuma_revenge:
       state.lives = 6;
       break;
-    case GameId::surround: case GameId::air_raid: case GameId::kaboom:
+    case GameId::surround:
+    case GameId::air_raid:
+    case GameId::kaboom:
       state.lives = 1;
       break;
     default:

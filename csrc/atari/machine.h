@@ -46,13 +46,13 @@ enum Object { kP0, kM0, kP1, kM1, kPf, kBl, kNumObjects };
 struct TiaState {
   // Times in colour clocks since the beginning of the scan line in which the frame
   // began, so that a time modulo 228 is a place in its line.
-  int32_t drawn_to;   // All before this is drawn and its collisions are latched.
-  int32_t line_end;   // Of the line that drawn_to is in.
-  int32_t row;        // Of the picture, of that line.
-  int32_t window_end; // No picture and no collisions from here on.
-  int32_t last_cycle; // A write after this cycle ends the frame.
+  int32_t drawn_to;    // All before this is drawn and its collisions are latched.
+  int32_t line_end;    // Of the line that drawn_to is in.
+  int32_t row;         // Of the picture, of that line.
+  int32_t window_end;  // No picture and no collisions from here on.
+  int32_t last_cycle;  // A write after this cycle ends the frame.
   int32_t hmove_at;
-  int32_t vsync_end;  // From here on a falling VSYNC ends the frame.
+  int32_t vsync_end;         // From here on a falling VSYNC ends the frame.
   int32_t dump_released_at;  // In cycles.
   int32_t frame_offset;      // In cycles: where in its line the frame began.
 
@@ -60,7 +60,7 @@ struct TiaState {
   uint8_t stop;     // The frame is complete.
   uint8_t partial;  // The last frame ran out of instructions.
   uint8_t greyed;
-  uint8_t buffer;   // Of Screens, that holds the current frame.
+  uint8_t buffer;  // Of Screens, that holds the current frame.
   uint8_t color_loss;
   uint8_t hmove_blanks;  // HMOVE may blank the beginning of a line.
 
@@ -69,8 +69,8 @@ struct TiaState {
   uint8_t grp[2], old_grp[2];
   uint8_t enabl, old_enabl, vdelbl;
   uint8_t pf[3], reflected;
-  uint8_t colors[4];  // P0, P1, playfield and ball, background.
-  uint8_t hm[5];      // High nibbles of HMP0, HMP1, HMM0, HMM1, HMBL.
+  uint8_t colors[4];              // P0, P1, playfield and ball, background.
+  uint8_t hm[5];                  // High nibbles of HMP0, HMP1, HMM0, HMM1, HMBL.
   uint8_t position[kNumObjects];  // kPf's is not used.
   uint8_t first_hidden[2];        // The first copy of a player does not show.
   uint8_t hmove_blank;
@@ -89,10 +89,10 @@ struct CartridgeState {
 
 // What is plugged in and pressed.
 struct ControlsState {
-  uint8_t port_a;     // A bit is 0 while its switch is closed.
-  uint8_t fire[2];    // Left and right joystick.
-  uint8_t switches;   // RIOT port B.
-  int32_t paddles[2]; // Resistances of players A and B.
+  uint8_t port_a;      // A bit is 0 while its switch is closed.
+  uint8_t fire[2];     // Left and right joystick.
+  uint8_t switches;    // RIOT port B.
+  int32_t paddles[2];  // Resistances of players A and B.
 };
 
 // What a game's rules remember from frame to frame.

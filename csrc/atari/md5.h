@@ -49,7 +49,8 @@ inline std::string md5(std::span<const uint8_t> bytes) {
           mixed = c ^ (b | ~d);
           from = 7 * i % 16;
       }
-      const auto constant = static_cast<uint32_t>(std::fabs(std::sin(i + 1.0)) * 0x1p32);
+      const auto constant =
+          static_cast<uint32_t>(std::fabs(std::sin(i + 1.0)) * 0x1p32);
       const uint32_t turned =
           std::rotl(a + mixed + constant + word(from), kShifts[i / 16][i % 4]);
       a = d;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libatari's Python face: one console, frame by frame. vector_binding.cc, where there is
-// one, adds the batches.
+// libatari's Python face: one console, frame by frame. vector_binding.cc, where there
+// is one, adds the batches.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -48,8 +48,8 @@ class Console {
     for (py::ssize_t i = 0; i < count; ++i) check_action(action[i]);
     const py::gil_scoped_release release;
     for (py::ssize_t i = 0; i < count; ++i) {
-      sum += atari::act(*game_, state_->machine, state_->screens, action[i],
-                        draw[i] != 0);
+      sum +=
+          atari::act(*game_, state_->machine, state_->screens, action[i], draw[i] != 0);
       if (is_over(state_->machine)) reset();
     }
     return sum;

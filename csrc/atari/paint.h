@@ -68,15 +68,16 @@ __attribute__((target("avx512f,avx512bw"))) inline void paint_avx512(
 
 // 32 bits as 32 bytes, 0xFF where the bit is set.
 __attribute__((target("avx2"))) inline __m256i spread_avx2(uint64_t bits) {
-  const __m256i bytes = _mm256_shuffle_epi8(
-      _mm256_set1_epi32(static_cast<int>(bits)),
-      _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+  const __m256i bytes =
+      _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)),
+                          _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
+                                             0x0303030303030303));
   const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
 }
 
 __attribute__((target("avx2"))) inline __m256i cover_avx2(__m256i line, uint64_t layer,
-                                                           uint8_t color) {
+                                                          uint8_t color) {
   return _mm256_blendv_epi8(line, _mm256_set1_epi8(static_cast<char>(color)),
                             spread_avx2(layer));
 }

@@ -40,8 +40,9 @@ BEAST_HD inline uint8_t read_timer(RiotState& riot, int32_t cycle) {
   return static_cast<uint8_t>(value);
 }
 
-BEAST_HD inline uint8_t read_riot(RiotState& riot, const ControlsState& controls,
-                                  uint32_t address, int32_t cycle) {
+BEAST_HD BEAST_NOINLINE inline uint8_t read_riot(RiotState& riot,
+                                                 const ControlsState& controls,
+                                                 uint32_t address, int32_t cycle) {
   switch (address & 7) {
     case 0:
       return controls.port_a;
@@ -59,8 +60,8 @@ BEAST_HD inline uint8_t read_riot(RiotState& riot, const ControlsState& controls
   }
 }
 
-BEAST_HD inline void write_riot(RiotState& riot, uint32_t address, uint8_t value,
-                                int32_t cycle) {
+BEAST_HD BEAST_NOINLINE inline void write_riot(RiotState& riot, uint32_t address,
+                                               uint8_t value, int32_t cycle) {
   if ((address & 0x14) == 0x14) {
     const int shifts[4] = {0, 3, 6, 10};
     riot.timer = value;

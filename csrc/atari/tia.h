@@ -23,14 +23,44 @@ inline constexpr int kLineClocks = 228, kLineCycles = 76, kBlankClocks = 68;
 inline constexpr int32_t kNever = 0x7FFFFFFF;
 
 enum TiaRegister : uint8_t {
-  kVSYNC = 0x00, kVBLANK = 0x01, kWSYNC = 0x02, kNUSIZ0 = 0x04, kNUSIZ1 = 0x05,
-  kCOLUP0 = 0x06, kCOLUP1 = 0x07, kCOLUPF = 0x08, kCOLUBK = 0x09, kCTRLPF = 0x0A,
-  kREFP0 = 0x0B, kREFP1 = 0x0C, kPF0 = 0x0D, kPF1 = 0x0E, kPF2 = 0x0F, kRESP0 = 0x10,
-  kRESP1 = 0x11, kRESM0 = 0x12, kRESM1 = 0x13, kRESBL = 0x14, kGRP0 = 0x1B,
-  kGRP1 = 0x1C, kENAM0 = 0x1D, kENAM1 = 0x1E, kENABL = 0x1F, kHMP0 = 0x20,
-  kHMP1 = 0x21, kHMM0 = 0x22, kHMM1 = 0x23, kHMBL = 0x24, kVDELP0 = 0x25,
-  kVDELP1 = 0x26, kVDELBL = 0x27, kRESMP0 = 0x28, kRESMP1 = 0x29, kHMOVE = 0x2A,
-  kHMCLR = 0x2B, kCXCLR = 0x2C
+  kVSYNC = 0x00,
+  kVBLANK = 0x01,
+  kWSYNC = 0x02,
+  kNUSIZ0 = 0x04,
+  kNUSIZ1 = 0x05,
+  kCOLUP0 = 0x06,
+  kCOLUP1 = 0x07,
+  kCOLUPF = 0x08,
+  kCOLUBK = 0x09,
+  kCTRLPF = 0x0A,
+  kREFP0 = 0x0B,
+  kREFP1 = 0x0C,
+  kPF0 = 0x0D,
+  kPF1 = 0x0E,
+  kPF2 = 0x0F,
+  kRESP0 = 0x10,
+  kRESP1 = 0x11,
+  kRESM0 = 0x12,
+  kRESM1 = 0x13,
+  kRESBL = 0x14,
+  kGRP0 = 0x1B,
+  kGRP1 = 0x1C,
+  kENAM0 = 0x1D,
+  kENAM1 = 0x1E,
+  kENABL = 0x1F,
+  kHMP0 = 0x20,
+  kHMP1 = 0x21,
+  kHMM0 = 0x22,
+  kHMM1 = 0x23,
+  kHMBL = 0x24,
+  kVDELP0 = 0x25,
+  kVDELP1 = 0x26,
+  kVDELBL = 0x27,
+  kRESMP0 = 0x28,
+  kRESMP1 = 0x29,
+  kHMOVE = 0x2A,
+  kHMCLR = 0x2B,
+  kCXCLR = 0x2C
 };
 
 // Two bits per collision register, in the order of their addresses: bits 7 and 6 of
@@ -38,22 +68,38 @@ enum TiaRegister : uint8_t {
 BEAST_HD constexpr uint16_t collision_bit(int one, int other) {
   const int pair = (1 << one) | (1 << other);
   switch (pair) {
-    case (1 << kM0) | (1 << kP1): return 1 << 1;
-    case (1 << kM0) | (1 << kP0): return 1 << 0;
-    case (1 << kM1) | (1 << kP0): return 1 << 3;
-    case (1 << kM1) | (1 << kP1): return 1 << 2;
-    case (1 << kP0) | (1 << kPf): return 1 << 5;
-    case (1 << kP0) | (1 << kBl): return 1 << 4;
-    case (1 << kP1) | (1 << kPf): return 1 << 7;
-    case (1 << kP1) | (1 << kBl): return 1 << 6;
-    case (1 << kM0) | (1 << kPf): return 1 << 9;
-    case (1 << kM0) | (1 << kBl): return 1 << 8;
-    case (1 << kM1) | (1 << kPf): return 1 << 11;
-    case (1 << kM1) | (1 << kBl): return 1 << 10;
-    case (1 << kBl) | (1 << kPf): return 1 << 13;
-    case (1 << kP0) | (1 << kP1): return 1 << 15;
-    case (1 << kM0) | (1 << kM1): return 1 << 14;
-    default: return 0;
+    case (1 << kM0) | (1 << kP1):
+      return 1 << 1;
+    case (1 << kM0) | (1 << kP0):
+      return 1 << 0;
+    case (1 << kM1) | (1 << kP0):
+      return 1 << 3;
+    case (1 << kM1) | (1 << kP1):
+      return 1 << 2;
+    case (1 << kP0) | (1 << kPf):
+      return 1 << 5;
+    case (1 << kP0) | (1 << kBl):
+      return 1 << 4;
+    case (1 << kP1) | (1 << kPf):
+      return 1 << 7;
+    case (1 << kP1) | (1 << kBl):
+      return 1 << 6;
+    case (1 << kM0) | (1 << kPf):
+      return 1 << 9;
+    case (1 << kM0) | (1 << kBl):
+      return 1 << 8;
+    case (1 << kM1) | (1 << kPf):
+      return 1 << 11;
+    case (1 << kM1) | (1 << kBl):
+      return 1 << 10;
+    case (1 << kBl) | (1 << kPf):
+      return 1 << 13;
+    case (1 << kP0) | (1 << kP1):
+      return 1 << 15;
+    case (1 << kM0) | (1 << kM1):
+      return 1 << 14;
+    default:
+      return 0;
   }
 }
 
@@ -74,7 +120,7 @@ struct PossibleCollisions {
 #if defined(__CUDACC__)
 __constant__
 #endif
-inline constexpr PossibleCollisions kPossibleCollisions;
+    inline constexpr PossibleCollisions kPossibleCollisions;
 
 // ---- Which pixels an object covers. ----
 
@@ -173,11 +219,21 @@ BEAST_HD inline void renew_coverage(TiaState& tia, uint32_t objects) {
     Coverage& coverage = tia.coverage[object];
     coverage = {};
     switch (object) {
-      case kP0: cover_player(tia, 0, coverage); break;
-      case kP1: cover_player(tia, 1, coverage); break;
-      case kM0: cover_missile(tia, 0, coverage); break;
-      case kM1: cover_missile(tia, 1, coverage); break;
-      case kPf: cover_playfield(tia, coverage); break;
+      case kP0:
+        cover_player(tia, 0, coverage);
+        break;
+      case kP1:
+        cover_player(tia, 1, coverage);
+        break;
+      case kM0:
+        cover_missile(tia, 0, coverage);
+        break;
+      case kM1:
+        cover_missile(tia, 1, coverage);
+        break;
+      case kPf:
+        cover_playfield(tia, coverage);
+        break;
       default:
         place(coverage, (1u << (1u << (tia.ctrlpf >> 4 & 3))) - 1, tia.position[kBl]);
     }
@@ -252,8 +308,8 @@ BEAST_HD inline void draw_pixels(const TiaState& tia, uint8_t* line, int begin,
       first |= shown(kPf, i) & left;
       second |= shown(kPf, i) & ~left;
     }
-    const Layers layers = on_top ? Layers{second, first, playfield}
-                                 : Layers{playfield, second, first};
+    const Layers layers =
+        on_top ? Layers{second, first, playfield} : Layers{playfield, second, first};
     paint(line + 64 * i, word_range(begin, end, i), layers, colors);
   }
 }
@@ -322,6 +378,7 @@ BEAST_HD BEAST_ALWAYS_INLINE void catch_up(TiaState& tia, uint8_t* pixels,
 struct TiaWindow {
   int first_line, height, max_lines;
   bool hmove_blanks;
+  bool color_loss;  // As PAL: colours are lost after a frame with an odd line count.
 };
 
 BEAST_HD inline void reset_tia(TiaState& tia, Screens& screens) {
@@ -349,6 +406,12 @@ BEAST_HD inline int32_t start_frame(TiaState& tia, const TiaWindow& window,
   tia.last_cycle = (window.max_lines + 1) * kLineCycles - 1;
   tia.hmove_blanks = window.hmove_blanks;
   tia.greyed = 0;
+  if (window.color_loss) {
+    tia.color_loss = shift / kLineCycles & 1;
+    for (uint8_t& color : tia.colors) {
+      color = static_cast<uint8_t>((color & 0xFE) | tia.color_loss);
+    }
+  }
   return shift;
 }
 
@@ -396,9 +459,8 @@ BEAST_HD inline int position_after_hmove(int object, int since, int line_clock,
 
 BEAST_HD inline void strobe(TiaState& tia, int object, int32_t clock) {
   const int line_clock = clock % kLineClocks;
-  tia.position[object] = static_cast<uint8_t>(
-      position_after_hmove(object, clock - tia.hmove_at, line_clock,
-                           strobe_position(line_clock, false)));
+  tia.position[object] = static_cast<uint8_t>(position_after_hmove(
+      object, clock - tia.hmove_at, line_clock, strobe_position(line_clock, false)));
   set_stale(tia, object);
 }
 
@@ -620,8 +682,8 @@ BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
       if (!locked) {
         const int mode = tia.nusiz[missile] & 7;
         const int middle = mode == 5 ? 8 : mode == 7 ? 16 : 4;
-        tia.position[missile ? kM1 : kM0] = static_cast<uint8_t>(
-            (tia.position[missile ? kP1 : kP0] + middle) % 160);
+        tia.position[missile ? kM1 : kM0] =
+            static_cast<uint8_t>((tia.position[missile ? kP1 : kP0] + middle) % 160);
       }
       set_enabled(tia, missile ? kM1 : kM0, tia.enam[missile] && !locked);
       break;
