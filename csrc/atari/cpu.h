@@ -26,7 +26,11 @@ namespace beast::atari {
 inline constexpr int kMaxInstructions = 25000;
 
 // How addresses choose ROM, for the loop to be compiled once for each.
-enum class RomView { kFlat, kBanked, kSliced, kByAddress };
+enum class RomView {
+  kFlat,
+  kBanked,  // One bank at a time.
+  kSliced,  // Of eight places for 1K, chosen by bits 10, 11 and 13 of the address.
+};
 
 BEAST_HD inline int from_bcd(int byte) { return (byte >> 4) * 10 + (byte & 15); }
 BEAST_HD inline uint8_t to_bcd(int number) {
@@ -60,10 +64,10 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   uint32_t operand = 0;
   bool careful = false;  // Near the limit of instructions, or outside the ROM.
 
-  // The bank that shows, and its code; in a view of slices, those of the four quarters.
+  // The bank that shows, and its code; in a view of slices, the code of each.
   const uint8_t* rom = nullptr;
   const Instruction* code = nullptr;
-  const Instruction* quarters[4] = {};
+  const Instruction* slices[8] = {};
 
 #define BEAST_INLINE_LAMBDA __attribute__((always_inline))
   const auto cycles = [&]() BEAST_INLINE_LAMBDA {
@@ -80,19 +84,21 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     const Instruction* const outside = game.code + Game::kMaxBanks * Game::kBank;
     const bool decoded = (pc & 0x1000) && !careful;
     if constexpr (kView == RomView::kSliced) {
-      for (int q = 0; q < 4; ++q) {
-        quarters[q] =
-            decoded ? game.code + machine.cartridge.slices[q] * 1024 : outside;
+      for (uint32_t place = 0; place < 8; ++place) {
+        const uint32_t address = (place & 4) << 11 | (place & 3) << 10;
+        slices[place] = decoded
+                            ? game.code + rom_offset(mapper, machine.cartridge, address)
+                            : outside;
       }
     } else {
-      const uint32_t bank = rom_offset(mapper, machine.cartridge, pc) & ~0xFFFu;
-      if constexpr (kView != RomView::kByAddress) rom = game.rom + bank;
+      const uint32_t bank = machine.cartridge.bank * uint32_t{Game::kBank};
+      rom = game.rom + bank;
       code = decoded ? game.code + bank : outside;
     }
   };
   const auto fetch = [&]() BEAST_INLINE_LAMBDA {
     if constexpr (kView == RomView::kSliced) {
-      return quarters[pc >> 10 & 3][pc & 0x3FF];
+      return slices[(pc >> 11 & 4) | (pc >> 10 & 3)][pc & 0x3FF];
     } else {
       return code[pc & 0xFFF];
     }
@@ -106,9 +112,6 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
 
   const auto read_rom = [&](uint32_t address) BEAST_INLINE_LAMBDA -> uint8_t {
     if constexpr (kView == RomView::kFlat) return rom[address & 0xFFF];
-    if constexpr (kView == RomView::kByAddress) {
-      return game.rom[rom_offset(mapper, machine.cartridge, address)];
-    }
     if (BEAST_UNLIKELY(is_hotspot(mapper, address))) {
       switch_bank(mapper, machine.cartridge, address);
       map_code();
@@ -176,11 +179,24 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     }
     --sp;
   };
-  const auto pull = [&](uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
-    ++sp;
+  const auto read_stack = [&](uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
     if (BEAST_LIKELY(sp & 0x80)) return ram[sp & 0x7F];
     return read_tia(tia, pixels, ports, machine.controls, sp, cycles(),
                     static_cast<uint8_t>(bus));
+  };
+  const auto pull = [&](uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
+    ++sp;
+    return read_stack(bus);
+  };
+  // Before the first pull the byte below is on the bus: alien pulls from the TIA, and
+  // its VSYNC depends on it.
+  const auto pull_first = [&]() BEAST_INLINE_LAMBDA -> uint8_t {
+    ++sp;
+    if (BEAST_LIKELY(sp & 0x80)) return ram[sp & 0x7F];
+    --sp;
+    const uint8_t below = read_stack(0);
+    ++sp;
+    return read_stack(below);
   };
 
   const auto set_nz = [&](uint8_t value) BEAST_INLINE_LAMBDA { n = z = value; };
@@ -523,9 +539,9 @@ dispatch:
      pc = low | high << 8; jumped())
   WRITING_OP(0x20, 3, 6, push((pc - 1) >> 8, true); push(pc - 1, false);
              pc = operand; jumped())
-  OP(0x60, 1, 6, const uint32_t low = pull(0x60); const uint32_t high = pull(low);
+  OP(0x60, 1, 6, const uint32_t low = pull_first(); const uint32_t high = pull(low);
      pc = ((low | high << 8) + 1) & 0xFFFF; jumped())
-  OP(0x40, 1, 6, const uint8_t status = pull(0x40); set_flags(status);
+  OP(0x40, 1, 6, const uint8_t status = pull_first(); set_flags(status);
      const uint32_t low = pull(status); const uint32_t high = pull(low);
      pc = low | high << 8; jumped())
   WRITING_OP(0x00, 2, 7, push(pc >> 8, true); push(pc, false); push(flags(), false);
@@ -535,8 +551,8 @@ dispatch:
   // Stack and flags.
   WRITING_OP(0x48, 1, 3, push(a, true))
   WRITING_OP(0x08, 1, 3, push(flags(), true))
-  OP(0x68, 1, 4, set_nz(a = pull(0x68)))
-  OP(0x28, 1, 4, set_flags(pull(0x28)))
+  OP(0x68, 1, 4, set_nz(a = pull_first()))
+  OP(0x28, 1, 4, set_flags(pull_first()))
   OP(0x18, 1, 2, c = 0)
   OP(0x38, 1, 2, c = 1)
   OP(0x58, 1, 2, i = 0)
@@ -702,10 +718,8 @@ BEAST_HD inline void run_instructions(const Game& game, Machine& machine,
       run_cpu<RomView::kFlat>(game, machine, pixels);
       break;
     case Mapper::kE0:
-      run_cpu<RomView::kSliced>(game, machine, pixels);
-      break;
     case Mapper::kFE:
-      run_cpu<RomView::kByAddress>(game, machine, pixels);
+      run_cpu<RomView::kSliced>(game, machine, pixels);
       break;
     default:
       run_cpu<RomView::kBanked>(game, machine, pixels);
