@@ -189,6 +189,8 @@ def test_wrong_input_is_refused() -> None:
             console.act(action)
     with pytest.raises(ValueError, match="expected"):
         console.set_state(b"nothing")
+    with pytest.raises(ValueError, match="no state"):
+        console.set_state(b"\xff" * len(console.get_state()))
 
 
 # The way of play by seed: minimal actions, all drawn; sticky, half of the frames drawn;

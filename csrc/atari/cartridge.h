@@ -31,21 +31,35 @@ BEAST_HD inline void reset_cartridge(Mapper mapper, CartridgeState& cartridge,
   }
 }
 
-// Whether an access to this address may switch.
-BEAST_HD constexpr bool is_hotspot(Mapper mapper, uint32_t address) {
-  const uint32_t offset = address & 0xFFF;
+// The addresses, cut to 12 bits, an access to which may switch.
+BEAST_HD constexpr uint32_t first_hotspot_of(Mapper mapper) {
   switch (mapper) {
     case Mapper::kF8:
     case Mapper::kF8SC:
-      return offset - 0xFF8u < 2;
+      return 0xFF8;
     case Mapper::kF6:
     case Mapper::kF6SC:
-      return offset - 0xFF6u < 4;
-    case Mapper::kE0:
-      return offset - 0xFE0u < 24;
+      return 0xFF6;
     default:
-      return false;
+      return 0xFE0;
   }
+}
+BEAST_HD constexpr uint32_t num_hotspots_of(Mapper mapper) {
+  switch (mapper) {
+    case Mapper::kF8:
+    case Mapper::kF8SC:
+      return 2;
+    case Mapper::kF6:
+    case Mapper::kF6SC:
+      return 4;
+    case Mapper::kE0:
+      return 24;
+    default:
+      return 0;
+  }
+}
+BEAST_HD constexpr bool is_hotspot(Mapper mapper, uint32_t address) {
+  return (address & 0xFFF) - first_hotspot_of(mapper) < num_hotspots_of(mapper);
 }
 
 BEAST_HD inline void switch_bank(Mapper mapper, CartridgeState& cartridge,

@@ -36,7 +36,8 @@ BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& scre
                                bool draw, bool pal) {
   TiaState& tia = machine.tia;
   tia.drawing = draw;
-  if (!tia.partial) {
+  // A program that hangs gets partial frames for ever: its clock must not overflow.
+  if (!tia.partial || machine.cpu.cycles > 100'000'000) {
     const int32_t shift = start_frame(tia, window_of(game, pal), machine.cpu.cycles);
     machine.cpu.cycles -= shift;
     machine.riot.set_at -= shift;
@@ -142,7 +143,8 @@ BEAST_HD inline int act(const Game& game, Machine& machine, Screens& screens,
   if (machine.rules.terminal) return 0;
   int accepted = machine.actions[0];
   if (game.info.id == GameId::skiing && has_fire(accepted)) accepted = kNoop;
-  emulate(game, machine, screens, accepted, 0, draw);
+  emulate(game, machine, screens, accepted, 0,
+          draw || (game.info.flags & kShortFrames) != 0);
   count_frame(machine);
   return machine.rules.reward;
 }
@@ -224,6 +226,7 @@ BEAST_HD inline void reset_game(const Game& game, Machine& machine, Screens& scr
   soft_reset(game, machine, screens);
   emulate_many(game, machine, screens, game.info.num_start_actions,
                game.info.start_action, 0);
+  machine.actions[0] = machine.actions[1] = kNoop;
 }
 
 BEAST_HD inline void power_on(const Game& game, Machine& machine, Screens& screens,
@@ -245,6 +248,45 @@ BEAST_HD inline void power_on(const Game& game, Machine& machine, Screens& scree
   seed_random(machine.sticky_random, seed);
   machine.sticky_probability = sticky_probability;
   reset_game(game, machine, screens);
+}
+
+// Whether a machine that came from outside, say from a file, can be run: whatever else
+// its bytes are, no access leaves the memory that is ours.
+BEAST_HD inline bool is_valid(const Game& game, const Machine& machine) {
+  const TiaState& tia = machine.tia;
+  const RiotState& riot = machine.riot;
+  const auto is_random = [](const Random& random) {
+    return random.index >= 0 && random.index <= Random::kSize;
+  };
+  const auto is_time = [](int32_t time) {
+    return time >= -1'000'000'000 && time <= 1'000'000'000;
+  };
+  bool valid = is_random(machine.sticky_random) && is_random(machine.console_random);
+  for (int i = 0; i < 4 && game.info.mapper == Mapper::kE0; ++i) {
+    valid = valid && machine.cartridge.slices[i] < game.rom_size / 1024;
+  }
+  valid = valid && machine.cartridge.bank < game.rom_size / Game::kBank;
+  for (int i = 0; i < kNumObjects; ++i) valid = valid && tia.position[i] < kWidth;
+  for (int i = 0; i < 5; ++i) valid = valid && tia.hm[i] < 16;
+  valid = valid && tia.enabled < 64 && tia.star_line < 4 && tia.buffer < 2;
+  // Where the line and its row are: both follow from one another.
+  valid = valid && is_time(tia.drawn_to) && tia.row >= 0 &&
+          tia.row < game.info.height &&
+          tia.line_end == kLineClocks * (game.info.first_line + tia.row + 1) &&
+          tia.drawn_to <= tia.line_end && tia.drawn_to >= tia.line_end - kLineClocks &&
+          tia.window_end == kLineClocks * (game.info.first_line + game.info.height);
+  valid = valid && machine.cpu.cycles >= 0 && machine.cpu.cycles <= 200'000'000;
+  valid = valid && is_time(tia.hmove_at) && is_time(tia.dump_released_at) &&
+          is_time(riot.set_at) && is_time(riot.read_at);
+  valid = valid && tia.frame_offset >= 0 && tia.frame_offset < kLineCycles;
+  valid = valid && riot.timer >= 0 && riot.timer < 256 &&
+          (riot.shift == 0 || riot.shift == 3 || riot.shift == 6 || riot.shift == 10);
+  for (int i = 0; i < 2; ++i) {
+    valid = valid && machine.actions[i] < kNumActions &&
+            machine.controls.paddles[i] >= kPaddleMin &&
+            machine.controls.paddles[i] <= kPaddleMax;
+  }
+  return valid;
 }
 
 BEAST_HD inline const uint8_t* picture(const Machine& machine, const Screens& screens) {

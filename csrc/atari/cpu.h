@@ -27,9 +27,8 @@ inline constexpr int kMaxInstructions = 25000;
 
 // How addresses choose ROM, for the loop to be compiled once for each.
 enum class RomView {
-  kFlat,
-  kBanked,  // One bank at a time.
-  kSliced,  // Of eight places for 1K, chosen by bits 10, 11 and 13 of the address.
+  kBanks,   // One bank of 4K at a time.
+  kSlices,  // Of eight places for 1K, chosen by bits 10, 11 and 13 of the address.
 };
 
 BEAST_HD inline int from_bcd(int byte) { return (byte >> 4) * 10 + (byte & 15); }
@@ -38,7 +37,8 @@ BEAST_HD inline uint8_t to_bcd(int number) {
   return static_cast<uint8_t>(number / 10 << 4 | number % 10);
 }
 
-#if defined(__GNUC__) && !defined(__CUDACC__)
+// Not under the sanitizers, where GCC would take minutes over the jumps.
+#if defined(__GNUC__) && !defined(__CUDACC__) && !defined(BEAST_SANITIZED)
 #define BEAST_THREADED 1
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpedantic"
@@ -49,25 +49,36 @@ template <RomView kView>
 BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
                                             uint8_t* const pixels) {
   const Mapper mapper = game.info.mapper;
-  uint8_t* const ram = machine.riot.ram;
+  uint8_t(&ram)[128] = machine.riot.ram;
   TiaState& tia = machine.tia;
   const PaddlePorts ports{(game.info.flags & kPaddles) != 0,
                           (game.info.flags & kSwappedPaddles) != 0,
                           (game.info.flags & kSwappedPaddles) != 0};
 
-  uint8_t a = machine.cpu.a, x = machine.cpu.x, y = machine.cpu.y, sp = machine.cpu.sp;
-  uint8_t n = machine.cpu.n, z = machine.cpu.z, c = machine.cpu.c, v = machine.cpu.v;
-  uint8_t d = machine.cpu.d, i = machine.cpu.i;
-  uint32_t pc = machine.cpu.pc;
+  // What most instructions use is local, to be in registers; the rest is not.
+  uint8_t &sp = machine.cpu.sp, &v = machine.cpu.v, &d = machine.cpu.d;
+  uint8_t& i = machine.cpu.i;
+  uint8_t a = machine.cpu.a, x = machine.cpu.x, y = machine.cpu.y, c = machine.cpu.c;
+  // The zero flag is set where the low byte is 0; negative where bit 7 or 8 is set.
+  uint32_t nz = (machine.cpu.z ? 1u : 0u) | (machine.cpu.n & 0x80u) << 1;
   // Both counts of the loop in one number: cycles above, instructions in the low 16.
   uint64_t time = static_cast<uint64_t>(machine.cpu.cycles) << 16;
   uint32_t operand = 0;
-  bool careful = false;  // Near the limit of instructions, or outside the ROM.
+  bool careful = false;  // Near the limit of instructions.
 
-  // The bank that shows, and its code; in a view of slices, the code of each.
-  const uint8_t* rom = nullptr;
+  // In a view of banks: the next instruction, the code of its bank, the bank's bytes
+  // and the address's upper bits. In a view of slices: the code of each, and the
+  // address.
+  const Instruction* next = nullptr;
   const Instruction* code = nullptr;
+  const uint8_t* rom = nullptr;
+  uint32_t upper = 0;
   const Instruction* slices[8] = {};
+  uint32_t address_of_next = 0;
+  // Any access to one of these addresses switches banks.
+  const uint32_t first_hotspot = first_hotspot_of(mapper);
+  const uint32_t num_hotspots = num_hotspots_of(mapper);
+  const bool extra_ram = has_extra_ram(mapper);
 
 #define BEAST_INLINE_LAMBDA __attribute__((always_inline))
   const auto cycles = [&]() BEAST_INLINE_LAMBDA {
@@ -76,50 +87,70 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   const auto tick = [&](int count) BEAST_INLINE_LAMBDA {
     time += (static_cast<uint64_t>(count) << 16) + 1;
   };
-  const auto wait = [&](int count) BEAST_INLINE_LAMBDA {
+  const auto wait = [&](uint32_t count) BEAST_INLINE_LAMBDA {
     time += static_cast<uint64_t>(count) << 16;
   };
-  // Looks again which code runs: after jumps, and after bank switches.
-  const auto map_code = [&]() BEAST_INLINE_LAMBDA {
-    const Instruction* const outside = game.code + Game::kMaxBanks * Game::kBank;
-    const bool decoded = (pc & 0x1000) && !careful;
-    if constexpr (kView == RomView::kSliced) {
+  const auto is_near_the_limit = [&]() BEAST_INLINE_LAMBDA {
+    return (time & 0xFFFF) > kMaxInstructions - Game::kBank;
+  };
+  // The program counter.
+  const auto pc = [&]() BEAST_INLINE_LAMBDA -> uint32_t {
+    if constexpr (kView == RomView::kSlices) return address_of_next & 0xFFFF;
+    return upper | (static_cast<uint32_t>(next - code) & 0xFFF);
+  };
+  const auto advance = [&](int length) BEAST_INLINE_LAMBDA {
+    if constexpr (kView == RomView::kSlices) {
+      address_of_next += static_cast<uint32_t>(length);
+    } else {
+      next += length;
+    }
+  };
+  const auto fetch = [&]() BEAST_INLINE_LAMBDA -> Instruction {
+    if constexpr (kView == RomView::kSlices) {
+      const uint32_t at = address_of_next;
+      return slices[(at >> 11 & 4) | (at >> 10 & 3)][at & 0x3FF];
+    } else {
+      return *next;
+    }
+  };
+  // Looks which code runs at this address: for jumps, and for bank switches.
+  const auto go_to = [&](uint32_t address) BEAST_INLINE_LAMBDA {
+    const bool decoded = (address & 0x1000) && !careful;
+    const Instruction* const outside = game.code + Game::kOutside;
+    if constexpr (kView == RomView::kSlices) {
+      address_of_next = address;
       for (uint32_t place = 0; place < 8; ++place) {
-        const uint32_t address = (place & 4) << 11 | (place & 3) << 10;
-        slices[place] = decoded
-                            ? game.code + rom_offset(mapper, machine.cartridge, address)
-                            : outside;
+        const uint32_t begin = (place & 4) << 11 | (place & 3) << 10;
+        slices[place] = decoded ? game.code + Game::kMargin +
+                                      rom_offset(mapper, machine.cartridge, begin)
+                                : outside;
       }
     } else {
       const uint32_t bank = machine.cartridge.bank * uint32_t{Game::kBank};
       rom = game.rom + bank;
-      code = decoded ? game.code + bank : outside;
+      code = decoded ? game.code + Game::kMargin + bank : outside;
+      upper = address & 0xF000;
+      next = code + (address & 0xFFF);
     }
   };
-  const auto fetch = [&]() BEAST_INLINE_LAMBDA {
-    if constexpr (kView == RomView::kSliced) {
-      return slices[(pc >> 11 & 4) | (pc >> 10 & 3)][pc & 0x3FF];
-    } else {
-      return code[pc & 0xFFF];
-    }
-  };
-  // To be called after every jump, as no endless loop is without one.
-  const auto jumped = [&]() BEAST_INLINE_LAMBDA {
-    if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank))
-      careful = true;
-    map_code();
+  // Every jump comes here, as no endless loop is without one.
+  const auto jump = [&](uint32_t address) BEAST_INLINE_LAMBDA {
+    if (BEAST_UNLIKELY(is_near_the_limit())) careful = true;
+    go_to(address & 0xFFFF);
   };
 
-  const auto read_rom = [&](uint32_t address) BEAST_INLINE_LAMBDA -> uint8_t {
-    if constexpr (kView == RomView::kFlat) return rom[address & 0xFFF];
-    if (BEAST_UNLIKELY(is_hotspot(mapper, address))) {
+  const auto switch_if_hotspot = [&](uint32_t address) BEAST_INLINE_LAMBDA {
+    if (BEAST_UNLIKELY((address & 0xFFF) - first_hotspot < num_hotspots)) {
       switch_bank(mapper, machine.cartridge, address);
-      map_code();
+      go_to(pc());
     }
-    if constexpr (kView == RomView::kSliced) {
+  };
+  const auto read_rom = [&](uint32_t address) BEAST_INLINE_LAMBDA -> uint8_t {
+    switch_if_hotspot(address);
+    if constexpr (kView == RomView::kSlices) {
       return game.rom[rom_offset(mapper, machine.cartridge, address)];
     }
-    if (has_extra_ram(mapper) && (address & 0xF80) == 0x80) {
+    if (BEAST_UNLIKELY(extra_ram) && (address & 0xF80) == 0x80) {
       return machine.cartridge.ram[address & 0x7F];
     }
     return rom[address & 0xFFF];
@@ -144,7 +175,7 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
       tia.partial = 0;
     }
     const int32_t into = cycles() % kLineCycles;
-    if (into != 0) wait(kLineCycles - into);
+    if (into != 0) wait(static_cast<uint32_t>(kLineCycles - into));
   };
   const auto write_any_tia = [&](uint32_t address, uint8_t value,
                                  bool after_read) BEAST_INLINE_LAMBDA {
@@ -154,30 +185,35 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
       write_tia(tia, pixels, address & 0x3F, value, cycles());
     }
   };
-  const auto write = [&](uint32_t address, uint8_t value) BEAST_INLINE_LAMBDA {
-    if ((address & 0x1280) == 0x80) {
+  // Whether that was the last instruction of the frame.
+  const auto write = [&](uint32_t address, uint8_t value) BEAST_INLINE_LAMBDA -> bool {
+    if (BEAST_LIKELY((address & 0x1280) == 0x80)) {
       ram[address & 0x7F] = value;
-    } else if (address & 0x1000) {
-      if (is_hotspot(mapper, address)) {
-        switch_bank(mapper, machine.cartridge, address);
-        map_code();
-      } else if (has_extra_ram(mapper) && (address & 0xF80) == 0) {
+      return false;
+    }
+    if (address & 0x1000) {
+      switch_if_hotspot(address);
+      if (extra_ram && (address & 0xF80) == 0) {
         machine.cartridge.ram[address & 0x7F] = value;
       }
-    } else if (address & 0x80) {
-      write_riot(machine.riot, address, value, cycles());
-    } else {
-      write_any_tia(address, value, true);
+      return false;
     }
+    if (address & 0x80) {
+      write_riot(machine.riot, address, value, cycles());
+      return false;
+    }
+    write_any_tia(address, value, true);
+    return tia.stop != 0;
   };
   // The stack is in RAM, or in the TIA, which some games use to draw fast.
-  const auto push = [&](uint32_t value, bool after_read) BEAST_INLINE_LAMBDA {
-    if (BEAST_LIKELY(sp & 0x80)) {
-      ram[sp & 0x7F] = static_cast<uint8_t>(value);
-    } else {
-      write_any_tia(sp, static_cast<uint8_t>(value), after_read);
+  const auto push = [&](uint32_t value, bool after_read) BEAST_INLINE_LAMBDA -> bool {
+    const uint8_t at = sp--;
+    if (BEAST_LIKELY(at & 0x80)) {
+      ram[at & 0x7F] = static_cast<uint8_t>(value);
+      return false;
     }
-    --sp;
+    write_any_tia(at, static_cast<uint8_t>(value), after_read);
+    return tia.stop != 0;
   };
   const auto read_stack = [&](uint32_t bus) BEAST_INLINE_LAMBDA -> uint8_t {
     if (BEAST_LIKELY(sp & 0x80)) return ram[sp & 0x7F];
@@ -199,17 +235,22 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     return read_stack(below);
   };
 
-  const auto set_nz = [&](uint8_t value) BEAST_INLINE_LAMBDA { n = z = value; };
+  const auto set_nz = [&](uint8_t value) BEAST_INLINE_LAMBDA { nz = value; };
+  const auto is_negative = [&]() BEAST_INLINE_LAMBDA { return (nz & 0x180) != 0; };
+  const auto is_zero = [&]() BEAST_INLINE_LAMBDA { return (nz & 0xFF) == 0; };
+  const auto test_bits = [&](uint8_t value) BEAST_INLINE_LAMBDA {  // BIT
+    nz = (a & value ? 1u : 0u) | (value & 0x80u) << 1;
+    v = value >> 6 & 1;
+  };
   const auto flags = [&]() BEAST_INLINE_LAMBDA {
-    return static_cast<uint8_t>((n & 0x80) | v << 6 | 0x30 | d << 3 | i << 2 |
-                                (z == 0) << 1 | c);
+    return static_cast<uint8_t>(is_negative() << 7 | v << 6 | 0x30 | d << 3 | i << 2 |
+                                is_zero() << 1 | c);
   };
   const auto set_flags = [&](uint8_t value) BEAST_INLINE_LAMBDA {
-    n = value;
+    nz = (value & 2 ? 0u : 1u) | (value & 0x80u) << 1;
     v = value >> 6 & 1;
     d = value >> 3 & 1;
     i = value >> 2 & 1;
-    z = value & 2 ? 0 : 1;
     c = value & 1;
   };
   const auto add = [&](uint8_t value) BEAST_INLINE_LAMBDA {
@@ -285,13 +326,10 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     return low | static_cast<uint32_t>(read_page_0((at + 1) & 0xFF)) << 8;
   };
   const auto branch_if = [&](bool condition) BEAST_INLINE_LAMBDA {
-    if (condition) {
-      const uint32_t target =
-          (pc + static_cast<uint32_t>(static_cast<int8_t>(operand))) & 0xFFFF;
-      wait((target ^ pc) & 0xFF00 ? 2 : 1);
-      pc = target;
-      if (BEAST_UNLIKELY((time & 0xFFFF) > kMaxInstructions - Game::kBank)) jumped();
-    }
+    if (!condition) return;
+    wait(operand >> 8);
+    advance(static_cast<int8_t>(operand));
+    if (BEAST_UNLIKELY(is_near_the_limit())) jump(pc());
   };
   // Skips the rounds of a loop "load the timer, branch back" that are sure to go round
   // again: until it is 0 (BNE), or has expired (BPL).
@@ -311,13 +349,13 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     } else {
       return;
     }
-    const int32_t round = ((pc ^ (pc + 5)) & 0xFF00) ? 8 : 7;
+    const int32_t round = ((pc() ^ (pc() + 5)) & 0xFF00) ? 8 : 7;
     const int32_t rounds = (goes_on_for + round - 1) / round;
     if ((time & 0xFFFF) + 2 * static_cast<uint32_t>(rounds) >
         kMaxInstructions - Game::kBank) {
       return;
     }
-    wait(rounds * round);
+    wait(static_cast<uint32_t>(rounds * round));
     time += 2 * static_cast<uint64_t>(rounds);
   };
 
@@ -340,8 +378,8 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
 #define NEXT                                 \
   {                                          \
     const Instruction instruction = fetch(); \
-    operand = instruction.operand;           \
-    DISPATCH(instruction.handler);           \
+    operand = operand_of(instruction);       \
+    DISPATCH(handler_of(instruction));       \
   }
 #else
 #define LABEL(handler) case handler
@@ -350,24 +388,24 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
     handler = number;    \
     goto dispatch;       \
   }
-#define NEXT goto next
+#define NEXT goto next_instruction
 #endif
 // An opcode: its length, its cycles, what it does.
 #define OP(opcode, length, count, ...) \
   LABEL(opcode) : {                    \
     tick(count);                       \
-    pc += length;                      \
+    advance(length);                   \
     __VA_ARGS__;                       \
   }                                    \
   NEXT;
-// One that may write to the TIA, which may end the frame.
-#define WRITING_OP(opcode, length, count, ...)  \
-  LABEL(opcode) : {                             \
-    tick(count);                                \
-    pc += length;                               \
-    __VA_ARGS__;                                \
-    if (BEAST_UNLIKELY(tia.stop)) goto stopped; \
-  }                                             \
+// One that may end the frame: did_end says so, after the rest.
+#define WRITING_OP(opcode, length, count, did_end, ...) \
+  LABEL(opcode) : {                                     \
+    tick(count);                                        \
+    advance(length);                                    \
+    __VA_ARGS__;                                        \
+    if (BEAST_UNLIKELY(did_end)) goto stopped;          \
+  }                                                     \
   NEXT;
 
 // The operations that read: `value` is what they have read.
@@ -399,27 +437,28 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   READ_INX(inx, __VA_ARGS__)                                 \
   READ_INY(iny, __VA_ARGS__)
 
-#define WRITE_ZP(op, value) WRITING_OP(op, 2, 3, write(operand, value))
+#define WRITE_ZP(op, value) WRITING_OP(op, 2, 3, write(operand, value), )
 #define WRITE_ZPX(op, index, value) \
-  WRITING_OP(op, 2, 4, write((operand + index) & 0xFF, value))
-#define WRITE_ABS(op, value) WRITING_OP(op, 3, 4, write(operand, value))
-#define WRITE_ABX(op, index, value)                                         \
-  WRITING_OP(op, 3, 5, const uint32_t address = (operand + index) & 0xFFFF; \
-             write(address, value))
-#define WRITE_INX(op, value)                                          \
-  WRITING_OP(op, 2, 6, const uint32_t address = pointer(operand + x); \
-             write(address, value))
-#define WRITE_INY(op, value)                                                     \
-  WRITING_OP(op, 2, 6, const uint32_t address = (pointer(operand) + y) & 0xFFFF; \
-             write(address, value))
+  WRITING_OP(op, 2, 4, write((operand + index) & 0xFF, value), )
+#define WRITE_ABS(op, value) WRITING_OP(op, 3, 4, write(operand, value), )
+#define WRITE_ABX(op, index, value)           \
+  WRITING_OP(op, 3, 5, write(address, value), \
+             const uint32_t address = (operand + index) & 0xFFFF)
+#define WRITE_INX(op, value)                  \
+  WRITING_OP(op, 2, 6, write(address, value), \
+             const uint32_t address = pointer(operand + x))
+#define WRITE_INY(op, value)                  \
+  WRITING_OP(op, 2, 6, write(address, value), \
+             const uint32_t address = (pointer(operand) + y) & 0xFFFF)
 
 // The operations that read, modify and write `value`.
-#define MODIFY_AT(op, length, count, bus, where, ...)                    \
-  WRITING_OP(op, length, count, const uint32_t address = (where)&0xFFFF; \
-             uint8_t value = read(address, bus); __VA_ARGS__; write(address, value))
-#define MODIFY_ZP(op, ...)                                                \
-  WRITING_OP(op, 2, 5, uint8_t value = read_page_0(operand); __VA_ARGS__; \
-             write(operand, value))
+#define MODIFY_AT(op, length, count, bus, where, ...)  \
+  WRITING_OP(op, length, count, write(address, value), \
+             const uint32_t address = (where)&0xFFFF;  \
+             uint8_t value = read(address, bus); __VA_ARGS__)
+#define MODIFY_ZP(op, ...)                                                          \
+  WRITING_OP(op, 2, 5, write(operand, value), uint8_t value = read_page_0(operand); \
+             __VA_ARGS__)
 #define MODIFY_ZPX(op, ...) \
   MODIFY_AT(op, 2, 6, operand, (operand + x) & 0xFF, __VA_ARGS__)
 #define MODIFY_ABS(op, ...) MODIFY_AT(op, 3, 6, operand >> 8, operand, __VA_ARGS__)
@@ -438,20 +477,20 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   MODIFY_INX(inx, __VA_ARGS__)                            \
   MODIFY_INY(iny, __VA_ARGS__)
 
+  // clang-format off
+  go_to(machine.cpu.pc);
   if (machine.cpu.jammed) goto stopped;
-  map_code();
 #if defined(BEAST_THREADED)
   NEXT;
 #else
   uint32_t handler;
-next:
-  handler = fetch().handler;
-  operand = fetch().operand;
+next_instruction:
+  handler = handler_of(fetch());
+  operand = operand_of(fetch());
 dispatch:
   switch (handler) {
 #endif
 
-  // clang-format off
   // Loads and stores.
   READ_ALL(0xA9, 0xA5, 0xB5, 0xAD, 0xBD, 0xB9, 0xA1, 0xB1, set_nz(a = value))
   READ_IMM(0xA2, set_nz(x = value))
@@ -498,8 +537,8 @@ dispatch:
   READ_IMM(0xC0, compare(y, value))
   READ_ZP(0xC4, compare(y, value))
   READ_ABS(0xCC, compare(y, value))
-  READ_ZP(0x24, n = value; v = value >> 6 & 1; z = a & value)
-  READ_ABS(0x2C, n = value; v = value >> 6 & 1; z = a & value)
+  READ_ZP(0x24, test_bits(value))
+  READ_ABS(0x2C, test_bits(value))
   OP(0xE8, 1, 2, set_nz(++x))
   OP(0xC8, 1, 2, set_nz(++y))
   OP(0xCA, 1, 2, set_nz(--x))
@@ -524,33 +563,35 @@ dispatch:
   OP(0x6A, 1, 2, a = shift_right(a, c))
 
   // Branches and jumps.
-  OP(0x10, 2, 2, branch_if(!(n & 0x80)))
-  OP(0x30, 2, 2, branch_if(n & 0x80))
+  OP(0x10, 2, 2, branch_if(!is_negative()))
+  OP(0x30, 2, 2, branch_if(is_negative()))
   OP(0x50, 2, 2, branch_if(!v))
   OP(0x70, 2, 2, branch_if(v))
   OP(0x90, 2, 2, branch_if(!c))
   OP(0xB0, 2, 2, branch_if(c))
-  OP(0xD0, 2, 2, branch_if(z != 0))
-  OP(0xF0, 2, 2, branch_if(z == 0))
-  OP(0x4C, 3, 3, pc = operand; jumped())
+  OP(0xD0, 2, 2, branch_if(!is_zero()))
+  OP(0xF0, 2, 2, branch_if(is_zero()))
+  OP(0x4C, 3, 3, jump(operand))
   OP(0x6C, 3, 5,
      const uint32_t low = read(operand, operand >> 8);
      const uint32_t high = read((operand & 0xFF00) | ((operand + 1) & 0xFF), low);
-     pc = low | high << 8; jumped())
-  WRITING_OP(0x20, 3, 6, push((pc - 1) >> 8, true); push(pc - 1, false);
-             pc = operand; jumped())
+     jump(low | high << 8))
+  WRITING_OP(0x20, 3, 6, tia.stop,
+             const uint32_t last = pc() - 1; push(last >> 8, true); push(last, false);
+             jump(operand))
   OP(0x60, 1, 6, const uint32_t low = pull_first(); const uint32_t high = pull(low);
-     pc = ((low | high << 8) + 1) & 0xFFFF; jumped())
+     jump((low | high << 8) + 1))
   OP(0x40, 1, 6, const uint8_t status = pull_first(); set_flags(status);
      const uint32_t low = pull(status); const uint32_t high = pull(low);
-     pc = low | high << 8; jumped())
-  WRITING_OP(0x00, 2, 7, push(pc >> 8, true); push(pc, false); push(flags(), false);
-             i = 1; const uint32_t low = read(0xFFFE, 0); pc = low | read(0xFFFF, low) << 8;
-             jumped())
+     jump(low | high << 8))
+  WRITING_OP(0x00, 2, 7, tia.stop,
+             const uint32_t after = pc(); push(after >> 8, true); push(after, false);
+             push(flags(), false); i = 1; const uint32_t low = read(0xFFFE, 0);
+             jump(low | static_cast<uint32_t>(read(0xFFFF, low)) << 8))
 
   // Stack and flags.
-  WRITING_OP(0x48, 1, 3, push(a, true))
-  WRITING_OP(0x08, 1, 3, push(flags(), true))
+  WRITING_OP(0x48, 1, 3, push(a, true), )
+  WRITING_OP(0x08, 1, 3, push(flags(), true), )
   OP(0x68, 1, 4, set_nz(a = pull_first()))
   OP(0x28, 1, 4, set_flags(pull_first()))
   OP(0x18, 1, 2, c = 0)
@@ -626,11 +667,10 @@ dispatch:
     goto stopped;
 
   // Stores to the TIA, known as such when they were decoded.
-  WRITING_OP(kStoreATia, 2, 3, write_tia(tia, pixels, operand, a, cycles()))
-  WRITING_OP(kStoreXTia, 2, 3, write_tia(tia, pixels, operand, x, cycles()))
-  WRITING_OP(kStoreYTia, 2, 3, write_tia(tia, pixels, operand, y, cycles()))
-  WRITING_OP(kStoreWsync, 2, 3, wait_for_line())
-  // clang-format on
+  WRITING_OP(kStoreATia, 2, 3, tia.stop, write_tia(tia, pixels, operand, a, cycles()))
+  WRITING_OP(kStoreXTia, 2, 3, tia.stop, write_tia(tia, pixels, operand, x, cycles()))
+  WRITING_OP(kStoreYTia, 2, 3, tia.stop, write_tia(tia, pixels, operand, y, cycles()))
+  WRITING_OP(kStoreWsync, 2, 3, tia.stop, wait_for_line())
 
   LABEL(kPollTimer) : {
     const uint32_t load = operand & 0xFF;
@@ -641,31 +681,40 @@ dispatch:
 
   LABEL(kDecodeNow) : {
     if (BEAST_UNLIKELY((time & 0xFFFF) >= kMaxInstructions)) goto stopped;
-    uint8_t bytes[3] = {read(pc, 0), 0, 0};
+    const uint32_t at = pc();
+    go_to(at);
+    uint8_t bytes[3] = {read(at, 0), 0, 0};
     const int length = instruction_length(bytes[0]);
-    if (length > 1) bytes[1] = read((pc + 1) & 0xFFFF, bytes[0]);
-    if (length > 2) bytes[2] = read((pc + 2) & 0xFFFF, bytes[1]);
-    const Instruction instruction = decode(bytes);
-    operand = instruction.operand;
-    DISPATCH(instruction.handler);
+    if (length > 1) bytes[1] = read((at + 1) & 0xFFFF, bytes[0]);
+    if (length > 2) bytes[2] = read((at + 2) & 0xFFFF, bytes[1]);
+    const Instruction instruction = decode(bytes, at);
+    operand = operand_of(instruction);
+    if (is_branch(bytes[0])) {  // It may leave the bank, the ROM or the RAM.
+      const bool flags_set[4] = {is_negative(), v != 0, c != 0, is_zero()};
+      const bool taken = flags_set[bytes[0] >> 6] == (bytes[0] >> 5 & 1);
+      tick(2);
+      if (taken) wait(operand >> 8);
+      const int distance = taken ? static_cast<int8_t>(bytes[1]) : 0;
+      jump(at + 2 + static_cast<uint32_t>(distance));
+      NEXT;
+    }
+    DISPATCH(handler_of(instruction));
   }
 #if !defined(BEAST_THREADED)
-}
+  }
 #endif
 
-stopped : machine.cpu.a = a;
-machine.cpu.x = x;
-machine.cpu.y = y;
-machine.cpu.sp = sp;
-machine.cpu.n = n;
-machine.cpu.z = z;
-machine.cpu.c = c;
-machine.cpu.v = v;
-machine.cpu.d = d;
-machine.cpu.i = i;
-machine.cpu.pc = static_cast<uint16_t>(pc);
-machine.cpu.cycles = cycles();
+stopped:
+  machine.cpu.a = a;
+  machine.cpu.x = x;
+  machine.cpu.y = y;
+  machine.cpu.c = c;
+  machine.cpu.n = is_negative() ? 0x80 : 0;
+  machine.cpu.z = is_zero() ? 0 : 1;
+  machine.cpu.pc = static_cast<uint16_t>(pc());
+  machine.cpu.cycles = cycles();
 }
+// clang-format on
 
 #if defined(BEAST_THREADED)
 #pragma GCC diagnostic pop
@@ -713,16 +762,12 @@ BEAST_HD inline void reset_cpu(const Game& game, Machine& machine) {
 BEAST_HD inline void run_instructions(const Game& game, Machine& machine,
                                       uint8_t* pixels) {
   switch (game.info.mapper) {
-    case Mapper::k2K:
-    case Mapper::k4K:
-      run_cpu<RomView::kFlat>(game, machine, pixels);
-      break;
     case Mapper::kE0:
     case Mapper::kFE:
-      run_cpu<RomView::kSliced>(game, machine, pixels);
+      run_cpu<RomView::kSlices>(game, machine, pixels);
       break;
     default:
-      run_cpu<RomView::kBanked>(game, machine, pixels);
+      run_cpu<RomView::kBanks>(game, machine, pixels);
   }
 }
 

@@ -46,30 +46,43 @@ BEAST_HD inline bool is_timer(uint32_t address) {
   return (address & 0x1280) == 0x0280 && (address & 5) == 4;
 }
 
-BEAST_HD inline Instruction decode(const uint8_t bytes[3]) {
+BEAST_HD constexpr bool is_branch(int opcode) { return (opcode & 0x1F) == 0x10; }
+
+// The operand of a branch: how far it goes, and above that how many cycles it takes
+// more when it is taken.
+BEAST_HD inline uint32_t branch_operand(uint8_t distance, uint32_t address) {
+  const uint32_t next = (address & 0xFF) + 0x102;
+  const uint32_t target = next + static_cast<uint32_t>(static_cast<int8_t>(distance));
+  return distance | ((next ^ target) & 0xFF00 ? 2u : 1u) << 8;
+}
+
+// address is that of bytes[0]; only its low byte counts.
+BEAST_HD inline Instruction decode(const uint8_t bytes[3], uint32_t address) {
   const uint8_t opcode = bytes[0];
-  const int length = instruction_length(opcode);
-  const uint16_t operand = length == 1 ? 0
-                           : length == 2
-                               ? bytes[1]
-                               : static_cast<uint16_t>(bytes[1] | bytes[2] << 8);
-  if ((opcode == 0x85 || opcode == 0x86 || opcode == 0x84) && operand < 0x80) {
-    const uint16_t reg = operand & 0x3F;
-    if (reg == kWSYNC) return {kStoreWsync, reg};
-    return {opcode == 0x85   ? kStoreATia
-            : opcode == 0x86 ? kStoreXTia
-                             : kStoreYTia,
-            reg};
+  if (is_branch(opcode)) {
+    return make_instruction(opcode, branch_operand(bytes[1], address));
   }
-  return {opcode, operand};
+  const int length = instruction_length(opcode);
+  if (length == 1) return make_instruction(opcode, 0);
+  if (length == 3) {
+    return make_instruction(opcode, bytes[1] | static_cast<uint32_t>(bytes[2]) << 8);
+  }
+  const bool stores = opcode == 0x85 || opcode == 0x86 || opcode == 0x84;
+  if (!stores || bytes[1] >= 0x80) return make_instruction(opcode, bytes[1]);
+  const uint32_t reg = bytes[1] & 0x3F;
+  if (reg == kWSYNC) return make_instruction(kStoreWsync, reg);
+  return make_instruction(opcode == 0x85   ? kStoreATia
+                          : opcode == 0x86 ? kStoreXTia
+                                           : kStoreYTia,
+                          reg);
 }
 
 // Fills game.code from game.rom; for the host, once per game.
 inline void decode_rom(Game& game) {
   const Mapper mapper = game.info.mapper;
   const int window = mapper == Mapper::kE0 ? 1024 : Game::kBank;
-  for (int i = 0; i < (Game::kMaxBanks + 1) * Game::kBank; ++i) {
-    game.code[i] = {kDecodeNow, 0};
+  for (Instruction& instruction : game.code) {
+    instruction = make_instruction(kDecodeNow, 0);
   }
   for (int at = 0; at < game.rom_size; ++at) {
     const int place = at % window;
@@ -85,13 +98,19 @@ inline void decode_rom(Game& game) {
     if (!fixed) continue;
     uint8_t bytes[5] = {};
     for (int i = 0; i < 5 && place + i < window; ++i) bytes[i] = game.rom[at + i];
-    game.code[at] = decode(bytes);
+    if (is_branch(bytes[0])) {
+      const int target = place + 2 + static_cast<int8_t>(bytes[1]);
+      if (target < 0 || target >= window) continue;
+    }
+    Instruction& instruction = game.code[Game::kMargin + at];
+    instruction = decode(bytes, static_cast<uint32_t>(place));
 
     const bool loads = bytes[0] == 0xAD || bytes[0] == 0xAE || bytes[0] == 0xAC;
     const bool branches_back =
         (bytes[3] == 0xD0 || bytes[3] == 0x10 || bytes[3] == 0x30) && bytes[4] == 0xFB;
-    if (loads && branches_back && is_timer(game.code[at].operand)) {
-      game.code[at] = {kPollTimer, static_cast<uint16_t>(bytes[0] | bytes[3] << 8)};
+    if (loads && branches_back && is_timer(operand_of(instruction))) {
+      instruction =
+          make_instruction(kPollTimer, bytes[0] | static_cast<uint32_t>(bytes[3]) << 8);
     }
   }
 }

@@ -57,6 +57,9 @@ BEAST_HD inline int frame_number(const Machine& machine);
 BEAST_HD inline int episode_frame_number(const Machine& machine);
 BEAST_HD inline const uint8_t* ram(const Machine& machine);  // [128]
 
+// Whether a machine whose bytes came from outside may be run at all.
+BEAST_HD inline bool is_valid(const Game& game, const Machine& machine);
+
 BEAST_HD inline int height(const Game& game);
 BEAST_HD inline bool is_pal(const Game& game);
 

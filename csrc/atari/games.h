@@ -66,6 +66,9 @@ enum GameFlags : uint8_t {
   kSwappedPorts = 4,    // Player A has the right joystick.
   kNoHmoveBlanks = 8,   // The console does not show the black stripes of HMOVE.
   kDifficultyA = 16,    // Both difficulty switches, until the first action.
+  // Some frames end before the picture does, and show what was drawn there two frames
+  // before: so every frame has to be drawn.
+  kShortFrames = 32,
 };
 
 // SELECT is held for select_frames, again and again, until the byte at address is
@@ -118,7 +121,7 @@ inline constexpr GameInfo kGames[] = {
     {GameId::ice_hockey, "ice_hockey", "a4c08c4994eb9d24fb78be1793e82e26", Mapper::k4K, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x80, 0x0, 2}},
     {GameId::jamesbond, "jamesbond", "e51030251e440cffaab1ac63438b44ae", Mapper::kE0, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x8C, 0x0, 20}},
     {GameId::kangaroo, "kangaroo", "4326edb70ff20d0ee5ba58fa5cb09d60", Mapper::kF8, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0xBA, 0x0, 2}},
-    {GameId::krull, "krull", "4baada22435320d185c95b7dd2bcdb24", Mapper::kF8, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x0, 0x0, 0}},
+    {GameId::krull, "krull", "4baada22435320d185c95b7dd2bcdb24", Mapper::kF8, 0x3FFFF, 34, 210, kShortFrames, kNoop, 0, {0x0, 0x0, 0}},
     {GameId::kung_fu_master, "kung_fu_master", "5b92a93b23523ff16e2789b820e2a4c5", Mapper::kF8, 0x3FB3D, 34, 210, kJoysticks, kNoop, 0, {0x0, 0x0, 0}},
     {GameId::montezuma_revenge, "montezuma_revenge", "3347a6dd59049b15a38394aa2dafa585", Mapper::kE0, 0x3FFFF, 34, 210, kJoysticks, kNoop, 0, {0x0, 0x0, 0}},
     {GameId::ms_pacman, "ms_pacman", "87e79cd41ce136fd4f72cc6e2c161bee", Mapper::kF8, 0x003FD, 34, 210, kNoHmoveBlanks, kNoop, 0, {0x99, 0x1, 10}},

@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "atari/engine.h"
 
@@ -80,7 +81,12 @@ class Console {
                                   " bytes, expected " + std::to_string(sizeof(State)) +
                                   " as from get_state of this version");
     }
-    std::memcpy(static_cast<void*>(state_.get()), given.data(), sizeof(State));
+    auto state = std::make_unique<State>();
+    std::memcpy(static_cast<void*>(state.get()), given.data(), sizeof(State));
+    if (!is_valid(*game_, state->machine)) {
+      throw std::invalid_argument("set_state: these bytes are no state of this game");
+    }
+    state_ = std::move(state);
   }
 
  private:
