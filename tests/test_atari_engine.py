@@ -4,6 +4,8 @@
 The short form runs with all tests; `make test-atari` runs all games for long.
 """
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import ale_py
@@ -213,3 +215,20 @@ def test_20000_frames_are_as_in_ale(name: str, seed: int) -> None:
     actions = ALL_ACTIONS if all_actions else minimal_actions(pair.ale)
     play(pair, 20000, seed, actions, draw_probability)
     assert pair.num_resets > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
+def test_headers_compile_for_cuda(tmp_path: Path) -> None:
+    csrc = Path(__file__).parent.parent / "csrc"
+    command = ["nvcc", "-std=c++20", "-O1", f"-I{csrc}"]
+    for number in (80, 90):
+        command.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+    command += [
+        "-c",
+        str(csrc / "atari/cuda_check.cu"),
+        "-o",
+        str(tmp_path / "check.o"),
+    ]
+    subprocess.run(command, check=True)

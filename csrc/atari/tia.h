@@ -103,24 +103,35 @@ BEAST_HD constexpr uint16_t collision_bit(int one, int other) {
   }
 }
 
-struct PossibleCollisions {
-  uint16_t of[64] = {};  // By the set of objects that are enabled.
-  constexpr PossibleCollisions() {
-    for (int set = 0; set < 64; ++set) {
-      for (int one = 0; one < kNumObjects; ++one) {
-        for (int other = 0; other < one; ++other) {
-          if ((set >> one & 1) && (set >> other & 1)) {
-            of[set] = static_cast<uint16_t>(of[set] | collision_bit(one, other));
-          }
-        }
+BEAST_HD constexpr uint16_t collisions_among(int objects) {
+  int found = 0;
+  for (int one = 0; one < kNumObjects; ++one) {
+    for (int other = 0; other < one; ++other) {
+      if ((objects >> one & 1) && (objects >> other & 1)) {
+        found |= collision_bit(one, other);
       }
     }
   }
+  return static_cast<uint16_t>(found);
+}
+
+struct PossibleCollisions {
+  uint16_t among[64] = {};
+  constexpr PossibleCollisions() {
+    for (int objects = 0; objects < 64; ++objects) {
+      among[objects] = collisions_among(objects);
+    }
+  }
 };
-#if defined(__CUDACC__)
-__constant__
+inline constexpr PossibleCollisions kPossibleCollisions;
+
+BEAST_HD inline uint16_t possible_collisions(uint8_t objects) {
+#if defined(__CUDA_ARCH__)  // Which does not see the host's tables.
+  return collisions_among(objects);
+#else
+  return kPossibleCollisions.among[objects];
 #endif
-    inline constexpr PossibleCollisions kPossibleCollisions;
+}
 
 // ---- Which pixels an object covers. ----
 
@@ -315,7 +326,7 @@ BEAST_HD inline void draw_pixels(const TiaState& tia, uint8_t* line, int begin,
 }
 
 BEAST_HD inline void draw_segment(TiaState& tia, uint8_t* pixels, int begin, int end) {
-  const uint32_t possible = kPossibleCollisions.of[tia.enabled];
+  const uint32_t possible = possible_collisions(tia.enabled);
   const bool collides = !(tia.vblank & 2) && (possible & ~tia.collisions);
   if (collides || tia.drawing) {
     if (tia.stale & tia.enabled) renew_coverage(tia, tia.stale & tia.enabled);
