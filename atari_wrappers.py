@@ -7,7 +7,9 @@
 Both give uint8 [4, 84, 84]: up to 30 no-ops, one FIRE where the game has that button,
 each action for 4 frames, the maximum of the last two, grey, the last 4 stacked
 (missing ones black). With equal actions and no no-ops they give the same bytes.
-An episode past 108,000 frames is truncated, not terminated.
+An episode past 108,000 frames is truncated, not terminated. The second is played by our
+own engine where libatari is built, else by ale-py's, again with the same bytes; see
+docs/atari.md.
 
 make_env takes any environment's id, Atari or not.
 
@@ -17,7 +19,9 @@ The ids differ in more than a name: `PongNoFrameskip-v4` repeats no action by ch
 
 import importlib
 import logging
-from typing import Any
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import ale_py
 import gymnasium as gym
@@ -31,8 +35,16 @@ from gymnasium.wrappers import (
     TransformObservation,
 )
 
+try:
+    import libatari
+except ImportError as error:  # MonoBeast needs no C++: ale-py plays then.
+    libatari = None  # type: ignore[assignment]
+    NO_LIBATARI = str(error)
+
 log = logging.getLogger("chimera.env")
 
+Engine = Literal["auto", "native", "ale"]
+ENGINES = ("auto", "native", "ale")
 ARRAY_SPACES = (
     gym.spaces.Box,
     gym.spaces.Discrete,
@@ -156,7 +168,7 @@ def wrap_pytorch(env: gym.Env) -> gym.Env:
 
 
 def make_atari_vector(
-    env_id: str,
+    env_id: str | Sequence[str],
     num_envs: int,
     sticky_actions: float | None = None,
     full_action_set: bool = False,
@@ -165,27 +177,70 @@ def make_atari_vector(
     noop_max: int = 30,
     fire_reset: bool = True,
     num_threads: int = 1,
+    engine: Engine = "auto",
+    copy: bool = True,
+    **options: Any,
 ) -> gym.vector.VectorEnv:
     """num_envs games in C++, observations [num_envs, 4, 84, 84], reset on the next step.
 
-    Rewards are whole; episode_life as in wrap_deepmind.
+    Rewards are whole; episode_life as in wrap_deepmind. engine as atari_engine says.
+    The native engine takes an id per environment too; with copy=False its next step
+    overwrites the observations. options are further ones of AtariVectorEnv (grayscale,
+    stack_num, autoreset_mode...) and of NativeAtariVectorEnv.
     """
-    options = _game_options(env_id, sticky_actions, full_action_set, max_frames)
-    env: gym.vector.VectorEnv = AtariVectorEnv(
-        gym.spec(env_id).kwargs["game"],
-        num_envs,
-        num_threads=num_threads,
-        repeat_action_probability=options["repeat_action_probability"],
-        full_action_space=full_action_set,
-        max_num_frames_per_episode=max_frames,
-        noop_max=noop_max,
-        use_fire_reset=fire_reset,
-        reward_clipping=False,
-    )
+    ids = [env_id] * num_envs if isinstance(env_id, str) else list(env_id)
+    if len(ids) != num_envs or not ids:
+        raise ValueError(
+            f"{len(ids)} ids for num_envs={num_envs}, which must be above 0"
+        )
+    engines = {atari_engine(one, engine) for one in dict.fromkeys(ids)}
+    per_id = [
+        _game_options(one, sticky_actions, full_action_set, max_frames)
+        for one in dict.fromkeys(ids)
+    ]
+    if any(one != per_id[0] for one in per_id):
+        raise ValueError(
+            f"the ids {sorted(set(ids))} differ in sticky actions; pass sticky_actions"
+        )
+    games = [gym.spec(one).kwargs["game"] for one in ids]
+    options |= per_id[0] | {
+        "num_threads": num_threads,
+        "noop_max": noop_max,
+        "use_fire_reset": fire_reset,
+        "reward_clipping": False,
+    }
+    env: gym.vector.VectorEnv
+    if engines == {"native"}:
+        env = NativeAtariVectorEnv(games, copy=copy, **options)
+    elif len(set(ids)) == 1:
+        env = AtariVectorEnv(games[0], num_envs, **options)
+    else:
+        raise ValueError("several games in one vector need engine='native'")
     if episode_life:
-        fire = "FIRE" in ale_action_meanings(env_id, full_action_set)[1:2]
+        if env.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+            raise ValueError("episode_life resets on the next step, not in the same")
+        fire = "FIRE" in ale_action_meanings(ids[0], full_action_set)[1:2]
         env = VectorEpisodicLife(env, restart_action=int(fire))
     return env
+
+
+def atari_engine(env_id: str, engine: Engine = "auto") -> Literal["native", "ale"]:
+    """Which engine plays env_id: "auto" takes the native one where it is built and has
+    the game; "native" raises where it cannot."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: expected one of {', '.join(ENGINES)}")
+    if engine == "ale":
+        return "ale"
+    error: Exception
+    if libatari is None:
+        error = ImportError(f"libatari is not built ({NO_LIBATARI}); run: make libatari")
+    elif (game := gym.spec(env_id).kwargs["game"]) not in libatari.vector_games():
+        error = gym.error.Error(f"the native engine does not have the game {game!r}")
+    else:
+        return "native"
+    if engine == "native":
+        raise error
+    return "ale"
 
 
 def make_old_gym(env_id: str, render_mode: str | None = None) -> gym.Env:
@@ -222,6 +277,185 @@ def leaf_spaces(space: gym.Space) -> list[gym.Space]:
     if isinstance(space, gym.spaces.Tuple):
         return [leaf for inner in space for leaf in leaf_spaces(inner)]
     return [space]
+
+
+class NativeAtariVectorEnv(gym.vector.VectorEnv):
+    """AtariVectorEnv on our own engine: the same bytes for the same seeds and actions.
+
+    games has the name of each environment's game. rgb_max takes the maximum of two
+    frames before they are made grey; pad_with_first fills a new stack with the first
+    frame instead of black; with copy=False the next step overwrites the observations.
+    """
+
+    def __init__(
+        self,
+        games: Sequence[str],
+        *,
+        num_threads: int = 1,
+        max_num_frames_per_episode: int = MAX_FRAMES,
+        repeat_action_probability: float = 0.0,
+        full_action_space: bool = False,
+        autoreset_mode: gym.vector.AutoresetMode | str = "NextStep",
+        img_height: int = 84,
+        img_width: int = 84,
+        grayscale: bool = True,
+        stack_num: int = 4,
+        frameskip: int = 4,
+        maxpool: bool = True,
+        noop_max: int = 30,
+        episodic_life: bool = False,
+        life_loss_info: bool = False,
+        reward_clipping: bool = True,
+        use_fire_reset: bool = True,
+        rgb_max: bool = False,
+        pad_with_first: bool = False,
+        copy: bool = True,
+    ) -> None:
+        mode = gym.vector.AutoresetMode(autoreset_mode)
+        if mode == gym.vector.AutoresetMode.DISABLED:
+            raise ValueError("autoreset_mode: expected NextStep or SameStep")
+        names = list(dict.fromkeys(games))
+        self._vector = libatari.Vector(
+            [(name, _read_rom(name)) for name in names],
+            [names.index(name) for name in games],
+            num_threads=num_threads,
+            frame_skip=frameskip,
+            stack=stack_num,
+            height=img_height,
+            width=img_width,
+            grey=grayscale,
+            max_pool=maxpool,
+            rgb_max=rgb_max,
+            pad_with_first=pad_with_first,
+            noop_max=noop_max,
+            fire_reset=use_fire_reset,
+            episodic_life=episodic_life,
+            life_loss_info=life_loss_info,
+            clip_rewards=reward_clipping,
+            max_frames=max_num_frames_per_episode,
+            sticky_probability=repeat_action_probability,
+            full_action_set=full_action_space,
+            same_step_reset=mode == gym.vector.AutoresetMode.SAME_STEP,
+        )
+        self.num_envs = len(games)
+        counts = {len(self._vector.actions_of(i)) for i in range(self.num_envs)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"{', '.join(names)} have unequal numbers of actions; pass "
+                "full_action_set=True"
+            )
+        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"]}
+        self.autoreset_mode = mode
+        self.render_mode = "rgb_array"
+        shape = (stack_num, img_height, img_width) + (() if grayscale else (3,))
+        self.single_observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.single_action_space = gym.spaces.Discrete(counts.pop())
+        batch = gym.vector.utils.batch_space
+        self.observation_space = batch(self.single_observation_space, self.num_envs)
+        self.action_space = batch(self.single_action_space, self.num_envs)
+        self._copy = copy
+        self._kept: np.ndarray | None = None  # The observations last given out.
+        self._is_seeded = np.zeros(self.num_envs, bool)
+        self._env_ids = np.arange(self.num_envs, dtype=np.int32)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int] | np.ndarray | None = None,
+        options: dict[str, Any] | None = None,
+        out: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """seed and options["reset_mask"] as in AtariVectorEnv; options["states"] has a
+        state from get_state, or None, per environment, which then goes on from there.
+        """
+        options = options or {}
+        mask = np.asarray(options.get("reset_mask", np.ones(self.num_envs, bool)))
+        if mask.shape != (self.num_envs,) or mask.dtype != bool:
+            raise ValueError(f"reset_mask: expected bool [{self.num_envs}]")
+        states = options.get("states", [None] * self.num_envs)
+        if len(states) != self.num_envs:
+            raise ValueError(f"states: got {len(states)}, expected {self.num_envs}")
+        for i, state in enumerate(states):
+            if state is not None:
+                self.set_state(i, state)
+        mask = mask & np.array([state is None for state in states])
+        chosen = np.flatnonzero(mask)
+        seeds: list[int | None] = [None] * self.num_envs
+        if seed is None:
+            fresh = chosen[~self._is_seeded[chosen]]
+            entropy = np.random.SeedSequence().generate_state(self.num_envs)
+            given = {int(i): int(entropy[i]) for i in fresh}
+        elif isinstance(seed, (int, np.integer)):
+            given = {int(i): int(seed) + k for k, i in enumerate(chosen)}
+        else:
+            if len(seed) != len(chosen):
+                raise ValueError(f"seed: got {len(seed)}, expected {len(chosen)}")
+            given = {int(i): int(one) for i, one in zip(chosen, seed, strict=True)}
+        for i, one in given.items():
+            if not 0 <= one < 2**32:
+                raise ValueError(f"seed: {one} is not between 0 and 2**32")
+            seeds[i] = one
+        arrays = self._arrays(out)
+        self._vector.reset(mask.tolist(), seeds, arrays)
+        self._is_seeded |= mask
+        return arrays[0], self._info(arrays)
+
+    def step(
+        self, actions: np.ndarray, out: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """out, uint8 [num_envs, ...], is where observations go, if given."""
+        arrays = self._arrays(out)
+        self._vector.step(actions, arrays)
+        return self._result(arrays)
+
+    def send(self, actions: np.ndarray, out: np.ndarray | None = None) -> None:
+        """The first half of step: returns at once; recv gives the results."""
+        self._vector.send(actions, self._arrays(out))
+
+    def recv(
+        self,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        return self._result(self._vector.recv())
+
+    def render(self, index: int | None = None) -> Any:
+        """The last frame of one environment, uint8 [H, 160, 3], or of each, as a tuple."""
+        if index is not None:
+            return self._vector.render(index)
+        return tuple(self._vector.render(i) for i in range(self.num_envs))
+
+    def get_state(self, index: int) -> bytes:
+        """All of one environment: console, screens, stack, random numbers."""
+        return self._vector.get_state(index)
+
+    def set_state(self, index: int, state: bytes) -> None:
+        """Environment index goes on where the one of the state was. It must play the
+        same game with the same observations. Load only what you saved yourself."""
+        self._vector.set_state(index, state)
+        self._is_seeded[index] = True
+
+    def _arrays(self, out: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        """What a step writes: observations, rewards, ends, lives, frame numbers."""
+        n = self.num_envs
+        shape = self.observation_space.shape or ()
+        if out is None:
+            if self._kept is None or self._copy:
+                self._kept = np.empty(shape, np.uint8)
+            out = self._kept
+        numbers = [np.empty(n, np.int32) for _ in range(4)]
+        arrays = (out, numbers[0], np.empty(n, bool), np.empty(n, bool), *numbers[1:])
+        if self.autoreset_mode == gym.vector.AutoresetMode.SAME_STEP:
+            arrays += (np.zeros(shape, np.uint8),)
+        return arrays
+
+    def _info(self, arrays: tuple[np.ndarray, ...]) -> dict[str, Any]:
+        names = ("lives", "frame_number", "episode_frame_number")
+        return {"env_id": self._env_ids} | dict(zip(names, arrays[4:7], strict=True))
+
+    def _result(self, arrays: tuple[np.ndarray, ...]) -> Any:
+        info = self._info(arrays)
+        if len(arrays) > 7 and (arrays[2] | arrays[3]).any():
+            info["final_obs"] = arrays[7]
+        return (*arrays[:4], info)
 
 
 class EpisodicLife(gym.Wrapper):
@@ -346,6 +580,16 @@ def _game_options(
         "full_action_space": full_action_set,
         "max_num_frames_per_episode": max_frames,
     }
+
+
+def _read_rom(game: str) -> bytes:
+    path = ale_py.roms.get_rom_path(game)
+    if path is None:
+        raise FileNotFoundError(
+            f"no ROM of {game!r} in ale-py {ale_py.__version__}; "
+            "run: pip install --force-reinstall ale-py"
+        )
+    return pathlib.Path(path).read_bytes()
 
 
 def _turn_space(space: Any) -> Any:

@@ -68,6 +68,7 @@ g.add_argument("--env", help=f"gymnasium id; gym:ID for the old gym [{DEFAULT_EN
 g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
 g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions [no]")  # fmt: skip
 g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
+g.add_argument("--atari_engine", default="auto", choices=atari_wrappers.ENGINES, help="Atari: auto takes the native one where it is built and has the game")  # fmt: skip
 
 g = parser.add_argument_group("actors")
 g.add_argument("--num_actors", type=int, help="actor processes; 0: act and learn in turns in one process, repeatable bit for bit [half the cores, 1 to 8]")  # fmt: skip
@@ -152,8 +153,10 @@ def create_env(
         "full_action_set": flags.full_action_set,
     }
     if atari_wrappers.is_atari(flags.env) and render_mode is None:
-        atari["episode_life"] = flags.episode_life
-        return atari_wrappers.make_atari_vector(flags.env, num_envs, **atari)
+        atari |= {"episode_life": flags.episode_life, "engine": flags.atari_engine}
+        return atari_wrappers.make_atari_vector(
+            flags.env, num_envs, copy=False, **atari
+        )
     make = functools.partial(atari_wrappers.make_env, flags.env, render_mode, **atari)
     next_step = gym.vector.AutoresetMode.NEXT_STEP
     return gym.vector.SyncVectorEnv(
@@ -650,7 +653,7 @@ def train(flags: argparse.Namespace) -> int:
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.learner_threads)
     env = open_env(flags, 1)
-    log.info("environment: %s", env.spec or gym.registry.get(flags.env))
+    log.info("environment: %s, %s", env.spec or gym.registry.get(flags.env), env)
     learner = build_learner(flags, env)
     env.close()
     with (

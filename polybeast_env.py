@@ -74,6 +74,7 @@ g.add_argument("--env", help=f"gymnasium id; gym:ID for the old gym [{DEFAULT_EN
 g.add_argument("--sticky_actions", type=float, help="Atari: probability that the last action is repeated [that of the id]")  # fmt: skip
 g.add_argument("--full_action_set", action=yes_no, help="Atari: all 18 actions [no]")
 g.add_argument("--episode_life", default=False, action=yes_no, help="Atari: train as if a lost life ended the episode; returns are of whole games")  # fmt: skip
+g.add_argument("--atari_engine", default="auto", choices=atari_wrappers.ENGINES, help="Atari: auto takes the native one where it is built and has the game")  # fmt: skip
 
 security_parser = argparse.ArgumentParser(add_help=False)
 g = security_parser.add_argument_group("security")
@@ -192,9 +193,9 @@ def create_env(
         "full_action_set": bool(flags.full_action_set),
     }
     if atari_wrappers.is_atari(flags.env) and render_mode is None:
-        atari["episode_life"] = flags.episode_life
+        atari |= {"episode_life": flags.episode_life, "engine": flags.atari_engine}
         return atari_wrappers.make_atari_vector(
-            flags.env, flags.envs_per_server, **atari
+            flags.env, flags.envs_per_server, copy=False, **atari
         )
     return atari_wrappers.make_env(flags.env, render_mode, **atari)
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the agents as modules and builds libbeast, the C++ core: pip install -e .
+"""Installs the agents as modules and builds libbeast, the C++ core, and libatari, the
+Atari engine: pip install -e .
 
-CHIMERA_NO_LIBBEAST=1 leaves libbeast out; MonoBeast needs none of it.
+CHIMERA_NO_LIBBEAST=1 leaves libbeast out; MonoBeast needs none of it. libatari needs a
+C++ compiler only; where it cannot be built, ale-py plays.
 """
 
 import importlib.util
@@ -30,6 +32,11 @@ Install what it needs with one of
 then try again. Or go without it, MonoBeast needs no C++: set CHIMERA_NO_LIBBEAST=1.
 """
 
+NO_LIBATARI = """
+libatari, our Atari engine, is left out; ale-py, which is slower, plays the games:
+{problems}
+"""
+
 
 def build_environment() -> dict[str, str]:
     """The environment with the tools of this Python and of conda on its paths."""
@@ -53,7 +60,7 @@ def succeeds(env: dict[str, str], *command: str, text: str = "") -> bool:
     return done.returncode == 0
 
 
-def find_problems(env: dict[str, str]) -> list[str]:
+def find_problems(env: dict[str, str], grpc: bool) -> list[str]:
     """One line for everything that is missing."""
     problems = []
     compiler = find(env, *filter(None, [env.get("CXX")]), "c++", "g++", "clang++")
@@ -65,7 +72,9 @@ def find_problems(env: dict[str, str]) -> list[str]:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         version = ".".join(map(str, sys.version_info[:2]))
         problems.append(f"no Python.h for {sys.executable} (apt: python{version}-dev)")
-    if pkg_config := find(env, "pkg-config", "pkgconf"):
+    if not grpc:
+        pass
+    elif pkg_config := find(env, "pkg-config", "pkgconf"):
         if not succeeds(env, pkg_config, "--exists", "grpc++"):
             problems.append("no gRPC: pkg-config does not find grpc++")
     else:
@@ -77,44 +86,61 @@ def find_problems(env: dict[str, str]) -> list[str]:
 
 
 class BuildWithCMake(build_ext):
-    """Builds libbeast as csrc/CMakeLists.txt says, in the directory --build-temp."""
+    """Builds libbeast and libatari as their CMakeLists.txt say, in --build-temp."""
 
     def build_extension(self, ext: Extension) -> None:
         env = build_environment()
-        if problems := find_problems(env):
+        if problems := find_problems(env, grpc=ext.name == "libbeast"):
             listed = "\n".join(f"  - {problem}" for problem in problems)
+            if ext.optional:
+                print(NO_LIBATARI.format(problems=listed), file=sys.stderr)
+                return
             raise SystemExit(WHAT_TO_DO.format(problems=listed))
 
         import pybind11  # Not before: a build without libbeast does not need it.
 
-        build = Path(self.build_temp).resolve()
+        source, build = ROOT / "csrc", Path(self.build_temp).resolve()
+        if ext.name == "libatari":
+            source, build = source / "atari", build / "atari"
         cmake, ninja = find(env, "cmake"), find(env, "ninja")
-        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", str(build), "-G", "Ninja"]
-        configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DBEAST_MODULE=ON"]
+        configure = [cmake, "-S", str(source), "-B", str(build), "-G", "Ninja"]
+        configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        configure += ["-DBEAST_MODULE=ON"] if ext.name == "libbeast" else []
         configure += [f"-DPython_EXECUTABLE={sys.executable}"]
         configure += [f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
-        for command in (configure, [cmake, "--build", str(build), "-t", "libbeast"]):
+        for command in (configure, [cmake, "--build", str(build), "-t", ext.name]):
             if subprocess.run(command, env=env).returncode != 0:
-                raise SystemExit(f"libbeast: this failed, see above: {command}")
+                failed = f"this failed, see above: {command}"
+                if ext.optional:
+                    print(NO_LIBATARI.format(problems=failed), file=sys.stderr)
+                    return
+                raise SystemExit(f"{ext.name}: {failed}")
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(build / target.name, target)
-        if (stub := ROOT / "csrc" / "libbeast.pyi").exists():
+        if (stub := ROOT / "csrc" / f"{ext.name}.pyi").exists():
             # A package of stubs, as mypy reads none beside a module that is no package.
-            stubs = target.parent / "libbeast-stubs"
+            stubs = target.parent / f"{ext.name}-stubs"
             stubs.mkdir(exist_ok=True)
             shutil.copy(stub, stubs / "__init__.pyi")
+
+
+def in_csrc(*patterns: str) -> list[str]:
+    """What a source distribution has to hold."""
+    paths = (path for p in patterns for path in sorted((ROOT / "csrc").glob(p)))
+    return [str(path.relative_to(ROOT)) for path in paths]
 
 
 core = Extension(
     "libbeast",
     sources=[],
-    # What a source distribution has to hold.
-    depends=[
-        str(path.relative_to(ROOT))
-        for pattern in ("*.cc", "*.h", "*.pyi", "CMakeLists.txt", "proto/*.proto")
-        for path in sorted((ROOT / "csrc").glob(pattern))
-    ],
+    depends=in_csrc("*.cc", "*.h", "*.pyi", "CMakeLists.txt", "proto/*.proto"),
+)
+atari = Extension(
+    "libatari",
+    sources=[],
+    depends=in_csrc("atari/*", "named_thread.h", "libatari.pyi"),
+    optional=True,
 )
 
 setup(
@@ -135,7 +161,7 @@ setup(
         "rundir",
         "evaluation",
     ],
-    ext_modules=[] if os.environ.get("CHIMERA_NO_LIBBEAST") else [core],
+    ext_modules=[atari] if os.environ.get("CHIMERA_NO_LIBBEAST") else [atari, core],
     cmdclass={"build_ext": BuildWithCMake},
     install_requires=[
         "torch>=2.10",
