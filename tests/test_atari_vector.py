@@ -33,7 +33,10 @@ def assert_same(expected, found):
         assert a.dtype == b.dtype
     assert expected[-1].keys() == found[-1].keys()
     for key, value in expected[-1].items():
-        np.testing.assert_array_equal(value, found[-1][key], err_msg=key)
+        rows = slice(None)
+        if key == "final_obs":  # The other rows mean nothing.
+            rows = expected[2] | expected[3]
+        np.testing.assert_array_equal(value[rows], found[-1][key][rows], err_msg=key)
 
 
 def play_both(game, num_steps, num_envs=2, seed=5, **options):

@@ -31,7 +31,7 @@ inline constexpr uint32_t kNtscColors[128] = {
 
 // As OpenCV converts RGB to grey; for these colours ale-py's own grey is the same.
 constexpr uint8_t grey_of(int red, int green, int blue) {
-  return static_cast<uint8_t>((4899 * red + 9617 * green + 1868 * blue + 8192) >> 14);
+  return static_cast<uint8_t>((9798 * red + 19235 * green + 3735 * blue + 16384) >> 15);
 }
 
 }  // namespace beast::atari

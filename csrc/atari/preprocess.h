@@ -302,7 +302,10 @@ class Preprocessor {
   void add_rows(const float* const* sums, const float* weights, int count,
                 uint8_t* plane) const {
 #if defined(BEAST_X86_SIMD)
-    if (simd_ != ResizeSimd::kPlain) return add_rows_avx2(sums, weights, count, plane);
+    if (simd_ == ResizeSimd::kAvx512) {
+      return add_rows_avx512(sums, weights, count, plane);
+    }
+    if (simd_ == ResizeSimd::kAvx2) return add_rows_avx2(sums, weights, count, plane);
 #endif
     for (int x = 0; x < width_; ++x) {
       float sum = sums[0][x] * weights[0];
@@ -353,10 +356,30 @@ class Preprocessor {
       const __m256i whole = _mm256_cvtps_epi32(sum);
       const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(whole),
                                              _mm256_extracti128_si256(whole, 1));
-      uint8_t bytes[16];
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes),
-                       _mm_packus_epi16(words, words));
-      std::memcpy(plane + x, bytes, std::min(width_ - x, 8));
+      const __m128i packed = _mm_packus_epi16(words, words);
+      if (x + 8 <= width_) {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(plane + x), packed);
+      } else {
+        uint8_t bytes[16];
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), packed);
+        std::memcpy(plane + x, bytes, width_ - x);
+      }
+    }
+  }
+
+  __attribute__((target("avx512f,avx512bw,avx512vl"))) void add_rows_avx512(
+      const float* const* sums, const float* weights, int count, uint8_t* plane) const {
+    for (int x = 0; x < width_; x += kLanes) {
+      __m512 sum =
+          _mm512_mul_ps(_mm512_loadu_ps(sums[0] + x), _mm512_set1_ps(weights[0]));
+      for (int t = 1; t < count; ++t) {
+        const __m512 row = _mm512_loadu_ps(sums[t] + x);
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(row, _mm512_set1_ps(weights[t])));
+      }
+      const auto lanes =
+          static_cast<__mmask16>((1u << std::min(width_ - x, kLanes)) - 1);
+      _mm512_mask_cvtusepi32_storeu_epi8(plane + x, lanes,
+                                         _mm512_maskz_cvtps_epi32(0xFFFF, sum));
     }
   }
 
