@@ -653,7 +653,7 @@ def train(flags: argparse.Namespace) -> int:
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.learner_threads)
     env = open_env(flags, 1)
-    log.info("environment: %s, %s", env.spec or gym.registry.get(flags.env), env)
+    log.info("environment: %s, %s", env, env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)
     env.close()
     with (

@@ -6,9 +6,12 @@ import cv2
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from ale_py.vector_env import AtariVectorEnv
 
 import atari_wrappers
+import monobeast
+import rundir
 
 libatari = pytest.importorskip("libatari")
 
@@ -510,3 +513,20 @@ def test_ids_of_several_games():
         atari_wrappers.make_atari_vector(ids, 2, engine="ale")
     with pytest.raises(ValueError, match="sticky"):
         atari_wrappers.make_atari_vector(["ALE/Pong-v5", "PongNoFrameskip-v4"], 2)
+
+
+def test_both_engines_train_the_same_agent(tmp_path):
+    """Every reward and pixel reaches the weights, so these are equal to the bit."""
+    weights = []
+    for engine in ("native", "ale"):
+        where = [f"--savedir={tmp_path}", f"--xpid={engine}"]
+        sizes = ["--envs_per_actor=4", "--batch_size=4", "--total_steps=320"]
+        once = ["--num_actors=0", "--seed=7", "--learner_threads=1"]
+        flags = monobeast.parser.parse_args(
+            [*where, *sizes, *once, f"--atari_engine={engine}"]
+        )
+        assert monobeast.main(flags) == 0
+        saved = rundir.load_checkpoint(tmp_path / engine / "model.tar")
+        weights.append(saved["model_state_dict"])
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
