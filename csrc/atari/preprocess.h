@@ -155,9 +155,19 @@ class Preprocessor {
   // is given. What was resized, [source_height, kWidth], is left in pooled.
   void run(const uint8_t* older, const uint8_t* latest, uint8_t* pooled, uint8_t* plane,
            Scratch& scratch) const {
+    if (!older) older = latest;
+#if defined(BEAST_X86_SIMD)
+    if (simd_ == ResizeSimd::kAvx512) {
+      // With the number of taps known the compiler unrolls their loops.
+      if (columns_.count == 3) {
+        return run_avx512<3>(older, latest, pooled, plane, scratch);
+      }
+      return run_avx512<0>(older, latest, pooled, plane, scratch);
+    }
+#endif
     resize(plane, scratch, [&](int y, float* sums) {
       const size_t at = static_cast<size_t>(y) * kWidth;
-      const uint8_t* a = older ? older + at : latest + at;
+      const uint8_t* a = older + at;
       return convert_row(a, latest + at, y > 0, pooled + at, sums, scratch.row.data());
     });
   }
@@ -263,10 +273,6 @@ class Preprocessor {
   // row above there; then only pooled is written.
   bool convert_row(const uint8_t* a, const uint8_t* b, bool has_above, uint8_t* pooled,
                    float* sums, uint8_t* row) const {
-#if defined(BEAST_X86_SIMD)
-    if (simd_ == ResizeSimd::kAvx512)
-      return convert_row_avx512(a, b, has_above, pooled, sums);
-#endif
     if (has_above && std::memcmp(b, b - kWidth, kWidth) == 0 &&
         (a == b || std::memcmp(a, a - kWidth, kWidth) == 0)) {
       std::memcpy(pooled, pooled - kWidth, kWidth);
@@ -302,10 +308,7 @@ class Preprocessor {
   void add_rows(const float* const* sums, const float* weights, int count,
                 uint8_t* plane) const {
 #if defined(BEAST_X86_SIMD)
-    if (simd_ == ResizeSimd::kAvx512) {
-      return add_rows_avx512(sums, weights, count, plane);
-    }
-    if (simd_ == ResizeSimd::kAvx2) return add_rows_avx2(sums, weights, count, plane);
+    if (simd_ != ResizeSimd::kPlain) return add_rows_avx2(sums, weights, count, plane);
 #endif
     for (int x = 0; x < width_; ++x) {
       float sum = sums[0][x] * weights[0];
@@ -367,89 +370,96 @@ class Preprocessor {
     }
   }
 
-  __attribute__((target("avx512f,avx512bw,avx512vl"))) void add_rows_avx512(
-      const float* const* sums, const float* weights, int count, uint8_t* plane) const {
-    for (int x = 0; x < width_; x += kLanes) {
-      __m512 sum =
-          _mm512_mul_ps(_mm512_loadu_ps(sums[0] + x), _mm512_set1_ps(weights[0]));
-      for (int t = 1; t < count; ++t) {
-        const __m512 row = _mm512_loadu_ps(sums[t] + x);
-        sum = _mm512_add_ps(sum, _mm512_mul_ps(row, _mm512_set1_ps(weights[t])));
-      }
-      const auto lanes =
-          static_cast<__mmask16>((1u << std::min(width_ - x, kLanes)) - 1);
-      _mm512_mask_cvtusepi32_storeu_epi8(plane + x, lanes,
-                                         _mm512_maskz_cvtps_epi32(0xFFFF, sum));
-    }
-  }
-
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi"))) bool
-  convert_row_avx512(const uint8_t* a, const uint8_t* b, bool has_above,
-                     uint8_t* pooled, float* sums) const {
-    constexpr __mmask64 kAll = ~0ull, kHalf = 0xFFFFFFFFull;  // 160 = 64 + 64 + 32.
-    const __mmask64 parts[3] = {kAll, kAll, kHalf};
-    __m512i of_a[3], of_b[3], bytes[3];
-    uint64_t moved = 0;
-    for (int i = 0; i < 3; ++i) {
-      of_a[i] = _mm512_maskz_loadu_epi8(parts[i], a + 64 * i);
-      of_b[i] = _mm512_maskz_loadu_epi8(parts[i], b + 64 * i);
-      moved |= _mm512_cmpneq_epi8_mask(of_a[i], of_b[i]);
-    }
-    if (has_above) {
-      uint64_t changed = 0;
-      for (int i = 0; i < 3; ++i) {
-        changed |= _mm512_cmpneq_epi8_mask(
-            of_a[i], _mm512_maskz_loadu_epi8(parts[i], a + 64 * i - kWidth));
-        changed |= _mm512_cmpneq_epi8_mask(
-            of_b[i], _mm512_maskz_loadu_epi8(parts[i], b + 64 * i - kWidth));
-      }
-      if (!changed) {
-        for (int i = 0; i < 3; ++i) {
-          _mm512_mask_storeu_epi8(
-              pooled + 64 * i, parts[i],
-              _mm512_maskz_loadu_epi8(parts[i], pooled + 64 * i - kWidth));
+  // run() as one function, which keeps the row above in registers.
+  template <int kTaps>
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi"))) void run_avx512(
+      const uint8_t* older, const uint8_t* latest, uint8_t* pooled, uint8_t* plane,
+      Scratch& scratch) const {
+    constexpr __mmask64 kParts[3] = {~0ull, ~0ull, 0xFFFFFFFFull};  // 64 + 64 + 32.
+    const int taps = kTaps ? kTaps : columns_.count;
+    const int slots = num_slots();
+    const __m512i low = _mm512_loadu_si512(table_);
+    const __m512i high = _mm512_loadu_si512(table_ + 64);
+    __m512i a[3], b[3], bytes[3];
+    std::array<const float*, kMaxHeight> sums_of;
+    float* sums = scratch.sums.data();
+    int row = 0, slot = 0;
+    for (int i = 0; i < height_; ++i) {
+      const int first = rows_.first[i];
+      const int end = std::min(first + rows_.count, source_height_);
+      for (; row < end; ++row) {
+        const uint8_t* from_a = older + row * kWidth;
+        const uint8_t* from_b = latest + row * kWidth;
+        uint8_t* to = pooled + row * kWidth;
+        uint64_t changed = row == 0, moved = 0;
+        for (int k = 0; k < 3; ++k) {
+          const __m512i new_a = _mm512_maskz_loadu_epi8(kParts[k], from_a + 64 * k);
+          const __m512i new_b = _mm512_maskz_loadu_epi8(kParts[k], from_b + 64 * k);
+          if (row > 0) {
+            changed |= _mm512_cmpneq_epi8_mask(new_a, a[k]);
+            changed |= _mm512_cmpneq_epi8_mask(new_b, b[k]);
+          }
+          moved |= _mm512_cmpneq_epi8_mask(new_a, new_b);
+          a[k] = new_a;
+          b[k] = new_b;
         }
-        return false;
+        if (changed) {
+          for (int k = 0; k < 3; ++k) {
+            // Numbers of colours are even, so that no bit crosses into another byte.
+            bytes[k] = _mm512_permutex2var_epi8(low, _mm512_srli_epi16(b[k], 1), high);
+            if (moved && maximum_ == Maximum::kOfGrey) {
+              const __m512i other =
+                  _mm512_permutex2var_epi8(low, _mm512_srli_epi16(a[k], 1), high);
+              bytes[k] = _mm512_max_epu8(bytes[k], other);
+            }
+          }
+          if (moved && maximum_ == Maximum::kOfRgb) {
+            alignas(64) uint8_t of_both[192];
+            for (int x = 0; x < kWidth; ++x) of_both[x] = of_two(from_a[x], from_b[x]);
+            for (int k = 0; k < 3; ++k) {
+              bytes[k] = _mm512_maskz_loadu_epi8(kParts[k], of_both + 64 * k);
+            }
+          }
+          slot = slot + 1 == slots ? 0 : slot + 1;
+          sums = scratch.sums.data() + slot * padded_width_;
+          const uint8_t* indices = indices_.data();
+          for (int x = 0; x < padded_width_; x += kLanes) {
+            const bool upper = upper_pair_[x / kLanes];
+            const __m512i lower_bytes = upper ? bytes[1] : bytes[0];
+            const __m512i upper_bytes = upper ? bytes[2] : bytes[1];
+            __m512 sum = _mm512_setzero_ps();
+            for (int t = 0; t < taps; ++t, indices += 64) {
+              const __m512i value = _mm512_maskz_permutex2var_epi8(
+                  0x1111111111111111ull, lower_bytes, _mm512_loadu_si512(indices),
+                  upper_bytes);
+              sum = _mm512_add_ps(
+                  sum,
+                  _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xFFFF, value),
+                                _mm512_loadu_ps(&weights_[t * padded_width_ + x])));
+            }
+            _mm512_storeu_ps(sums + x, sum);
+          }
+        }
+        for (int k = 0; k < 3; ++k) {
+          _mm512_mask_storeu_epi8(to + 64 * k, kParts[k], bytes[k]);
+        }
+        sums_of[row] = sums;
+      }
+      const float* weights = rows_.weights[i].data();
+      uint8_t* to = plane + i * width_;
+      for (int x = 0; x < width_; x += kLanes) {
+        __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums_of[first] + x),
+                                   _mm512_set1_ps(weights[0]));
+        for (int t = 1; t < end - first; ++t) {
+          const __m512 values = _mm512_loadu_ps(sums_of[first + t] + x);
+          sum = _mm512_add_ps(sum, _mm512_mul_ps(values, _mm512_set1_ps(weights[t])));
+        }
+        const auto lanes =
+            static_cast<__mmask16>((1u << std::min(width_ - x, kLanes)) - 1);
+        _mm512_mask_cvtusepi32_storeu_epi8(to + x, lanes,
+                                           _mm512_maskz_cvtps_epi32(0xFFFF, sum));
       }
     }
-    const __m512i low = _mm512_loadu_si512(table_),
-                  high = _mm512_loadu_si512(table_ + 64);
-    for (int i = 0; i < 3; ++i) {
-      // Numbers of colours are even, so that no bit crosses into the byte below.
-      bytes[i] = _mm512_permutex2var_epi8(low, _mm512_srli_epi16(of_b[i], 1), high);
-      if (moved && maximum_ == Maximum::kOfGrey) {
-        bytes[i] = _mm512_max_epu8(
-            bytes[i],
-            _mm512_permutex2var_epi8(low, _mm512_srli_epi16(of_a[i], 1), high));
-      }
-      _mm512_mask_storeu_epi8(pooled + 64 * i, parts[i], bytes[i]);
-    }
-    if (moved && maximum_ == Maximum::kOfRgb) {
-      for (int x = 0; x < kWidth; ++x) {
-        if (a[x] != b[x]) pooled[x] = of_two(a[x], b[x]);
-      }
-      for (int i = 0; i < 3; ++i) {
-        bytes[i] = _mm512_maskz_loadu_epi8(parts[i], pooled + 64 * i);
-      }
-    }
-    const int taps = columns_.count;
-    const uint8_t* indices = indices_.data();
-    for (int x = 0; x < padded_width_; x += kLanes) {
-      const bool upper = upper_pair_[x / kLanes];
-      const __m512i first = upper ? bytes[1] : bytes[0];
-      const __m512i second = upper ? bytes[2] : bytes[1];
-      __m512 sum = _mm512_setzero_ps();
-      for (int t = 0; t < taps; ++t, indices += 64) {
-        const __m512i value = _mm512_maskz_permutex2var_epi8(
-            0x1111111111111111ull, first, _mm512_loadu_si512(indices), second);
-        const __m512 weight =
-            _mm512_loadu_ps(&weights_[static_cast<size_t>(t) * padded_width_ + x]);
-        sum = _mm512_add_ps(
-            sum, _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xFFFF, value), weight));
-      }
-      _mm512_storeu_ps(sums + x, sum);
-    }
-    return true;
   }
 #endif
 
