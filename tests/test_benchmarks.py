@@ -148,3 +148,24 @@ def test_a_relay_holds_bytes_back():
         finally:
             process.kill()
             process.wait()
+
+
+def test_rates_of_both_atari_engines(tmp_path):
+    pytest.importorskip("libatari")
+    out = tmp_path / "atari.json"
+    short = ["--rounds=1", "--seconds=0.1", "--num_envs=2", "--many=3", f"--out={out}"]
+    text = subprocess.run(
+        [sys.executable, "-m", "benchmarks.atari_engine", "--games=pong", *short],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    report = json.loads(out.read_text())
+    for kind in ("steps", "frames"):
+        rates = report["games"]["pong"][kind]
+        assert rates["native"] > 0
+        assert rates["ale"] > 0
+        assert rates["ratio"] == pytest.approx(rates["native"] / rates["ale"])
+    assert report["many"]["num_envs"] == 3
+    assert "3 environments of pong" in text

@@ -287,7 +287,11 @@ class Vector {
     using Channel = Preprocessor::Channel;
     Playable playable{std::move(named.name), std::move(named.game), {}, false, {}, {}};
     if (options_.full_action_set) {
-      for (int a = 0; a < kNumActions; ++a) playable.actions.push_back(a);
+      // Skiing is the one game whose full set is smaller: it has no FIRE.
+      const bool fires = playable.game->info.id != GameId::skiing;
+      for (int a = 0; a < kNumActions; ++a) {
+        if (fires || !atari::has_fire(a)) playable.actions.push_back(a);
+      }
     } else {
       playable.actions = minimal_actions(*playable.game);
     }
