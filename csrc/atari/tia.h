@@ -720,7 +720,7 @@ struct PaddlePorts {
   bool left, right, swapped;
 };
 
-BEAST_HD inline bool is_charged(const TiaState& tia, const PaddlePorts& ports,
+BEAST_HD inline bool is_charged(const TiaState& tia, PaddlePorts ports,
                                 const ControlsState& controls, int input,
                                 int32_t cycle) {
   if (!(input < 2 ? ports.left : ports.right)) return false;
@@ -736,7 +736,7 @@ BEAST_HD inline bool is_charged(const TiaState& tia, const PaddlePorts& ports,
 
 // bus is the byte that was last on the data bus; six of its bits show through.
 BEAST_HD BEAST_NOINLINE inline uint8_t read_tia(TiaState& tia, uint8_t* pixels,
-                                                const PaddlePorts& ports,
+                                                PaddlePorts ports,
                                                 const ControlsState& controls,
                                                 uint32_t address, int32_t cycle,
                                                 uint8_t bus) {
