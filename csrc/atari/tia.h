@@ -224,9 +224,18 @@ BEAST_HD inline void cover_playfield(TiaState& tia, Coverage& coverage) {
   coverage.words[2] = widen_by_4(right >> 12);
 }
 
+BEAST_HD inline int lowest_bit(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return __builtin_ctz(bits);
+#endif
+}
+
 BEAST_HD inline void renew_coverage(TiaState& tia, uint32_t objects) {
-  for (int object = 0; object < kNumObjects; ++object) {
-    if (!(objects >> object & 1)) continue;
+  tia.stale = static_cast<uint8_t>(tia.stale & ~objects);
+  for (; objects != 0; objects &= objects - 1) {
+    const int object = lowest_bit(objects);
     Coverage& coverage = tia.coverage[object];
     coverage = {};
     switch (object) {
@@ -249,7 +258,6 @@ BEAST_HD inline void renew_coverage(TiaState& tia, uint32_t objects) {
         place(coverage, (1u << (1u << (tia.ctrlpf >> 4 & 3))) - 1, tia.position[kBl]);
     }
   }
-  tia.stale = static_cast<uint8_t>(tia.stale & ~objects);
 }
 
 BEAST_HD inline void set_enabled(TiaState& tia, int object, bool enabled) {
@@ -493,11 +501,15 @@ BEAST_HD inline void hmove(TiaState& tia, int32_t clock) {
   if ((cycle <= 20 || cycle == 75) && tia.hmove_blanks) tia.hmove_blank = 1;
   const int objects[5] = {kP0, kP1, kM0, kM1, kBl};
   for (int i = 0; i < 5; ++i) {
+    // Most games do it at the line's beginning and leave most objects where they are.
+    if (tia.hm[i] == 0 && cycle <= 11) continue;
     const int distance = hmove_distance(cycle, tia.hm[i]);
-    const int object = objects[i];
     if (distance == 0) continue;
-    tia.position[object] =
-        static_cast<uint8_t>((tia.position[object] + distance + 160) % 160);
+    const int object = objects[i];
+    int position = tia.position[object] + distance;
+    if (position < 0) position += 160;
+    if (position >= 160) position -= 160;
+    tia.position[object] = static_cast<uint8_t>(position);
     set_stale(tia, object);
   }
   for (int player = 0; player < 2; ++player) {
@@ -539,7 +551,7 @@ BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
       tia.vsync = value;
       break;
     case kVBLANK:
-      catch_up(tia, pixels, clock + 1);
+      if ((value ^ tia.vblank) & 2) catch_up(tia, pixels, clock + 1);
       if (value & 0x80) {
         tia.dumping = 1;
       } else if (tia.dumping) {
