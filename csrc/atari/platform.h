@@ -15,7 +15,11 @@
 #define BEAST_LIKELY(condition) (condition)
 #define BEAST_UNLIKELY(condition) (condition)
 #else
+#if defined(BEAST_SANITIZED)  // Their checks, inlined hundreds of times, take minutes.
+#define BEAST_ALWAYS_INLINE inline
+#else
 #define BEAST_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
 #define BEAST_NOINLINE __attribute__((noinline))
 #define BEAST_LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define BEAST_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
