@@ -89,7 +89,13 @@ def measure_environments(flags: argparse.Namespace, figures: Figures) -> None:
         if not figures.only_ideal:
             wrapped = gym.vector.SyncVectorEnv([one] * NUM_ENVS, copy=False)
             add("Python wrappers", wrapped)
-        add("AtariVectorEnv", monobeast.open_env(flags, NUM_ENVS))
+            if atari_wrappers.atari_engine(flags.env, flags.atari_engine) == "native":
+                add(
+                    "AtariVectorEnv",
+                    atari_wrappers.make_atari_vector(flags.env, NUM_ENVS, engine="ale"),
+                )
+        env = monobeast.open_env(flags, NUM_ENVS)
+        add(type(env.unwrapped).__name__, env)
     else:
         add("as it comes", monobeast.open_env(flags, NUM_ENVS))
 
