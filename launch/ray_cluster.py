@@ -4,11 +4,11 @@
     python -m launch.ray_cluster --num_env_servers 2 --cpus_per_server 0.5 \\
         --cpus_per_learner 1 --env PongNoFrameskip-v4 --xpid pong       # This machine.
     python -m launch.ray_cluster --num_env_servers 32 --num_learners 2 \\
-        --gpus_per_learner 1 --xpid pong                 # On a node of the cluster.
+        --gpus_per_learner 1 --xpid pong --address auto  # On a node of the cluster.
     ray job submit --working-dir . -- python -m launch.ray_cluster ...  # From afar.
 
-Flags that are not in --help are polybeast's. Where no cluster runs (`ray start`), one is
-started on this machine for the time of the run.
+Flags that are not in --help are polybeast's. Without --address (or $RAY_ADDRESS, which
+a job has) a cluster of this machine alone is started, for the time of the run.
 
 Ray only places processes. Each server and each learner is the program that it is without
 Ray (`python -m polybeast_env`, `python -m polybeast`), below a Ray actor that starts and
@@ -48,7 +48,7 @@ parser = argparse.ArgumentParser(
     formatter_class=polybeast_env.HelpFormatter,
     allow_abbrev=False,  # Or --env would be taken for --envs_per_server.
 )
-parser.add_argument("--address", help="of the cluster [$RAY_ADDRESS, the one that runs here, or a new one on this machine]")  # fmt: skip
+parser.add_argument("--address", help="host:port of a cluster, or auto: the one that runs here [$RAY_ADDRESS, or a new one of this machine]")  # fmt: skip
 parser.add_argument("--num_env_servers", default=2, type=int, help="over the cluster's CPUs")  # fmt: skip
 parser.add_argument("--envs_per_server", default=16, type=int, help="environments that a server steps together")  # fmt: skip
 parser.add_argument("--num_learners", default=1, type=int, help="that make each update together")  # fmt: skip
@@ -185,18 +185,20 @@ class Learner:
 
 
 def join_cluster(address: str | None) -> bool:
-    """Connects to the cluster there is, or starts one of this machine: then, True."""
+    """Connects to a cluster, or starts one of this machine: then, True."""
     import ray
 
-    options: dict[str, Any] = {"logging_level": logging.WARNING}
-    try:
-        ray.init(address=address or "auto", **options)
-    except ConnectionError as error:
-        if address or "RAY_ADDRESS" in os.environ:
-            raise UserError(f"--address={address}: {error}") from error
-        log.info("no Ray cluster runs here; one of this machine is started")
-        ray.init(address="local", include_dashboard=False, **options)
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        log.info("a Ray cluster of this machine alone is started; --address for others")
+        ray.init(
+            address="local", include_dashboard=False, logging_level=logging.WARNING
+        )
         return True
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        raise UserError(f"--address={address}: {error}") from error
     return False
 
 

@@ -517,7 +517,7 @@ def test_a_server_that_is_dead_when_it_is_first_heard_of_is_replaced(tmp_path):
     address = f"unix:{tmp_path}/no/such/directory"
     flags = polybeast_env.parser.parse_args([f"--server_address={address}"])
     polybeast_env.check_flags(flags)
-    with polybeast_env.Servers(flags) as supervisor:
+    with polybeast_env.Servers(flags, threading.Event()) as supervisor:
         supervisor.watch(timeout_s=0)
         [process] = supervisor.processes
         process.join(timeout=30)  # Its end and that of its pipe come together.

@@ -31,7 +31,7 @@ def test_without_a_cluster_one_is_started_here_and_taken_down(start):
         start, "--num_env_servers=2", "--cpus_per_server=0.5", "--total_steps=2000"
     )
     assert run.wait(110) == 0, run.text()
-    assert "one of this machine is started" in run.text()
+    assert "cluster of this machine alone is started" in run.text()
     assert len(set(re.findall(r"server \d of 2: (127\.0\.0\.1:\d+)", run.text()))) == 2
     assert "plan: 2 streams to servers of your own" in run.text()
     assert (run.path / "model.tar").exists()

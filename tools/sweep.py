@@ -150,6 +150,8 @@ def parse(agent: Any, words: Sequence[str]) -> argparse.Namespace:
         agent.check_flags(flags)
     except (argparse.ArgumentError, ValueError) as error:
         parser.error(f"{agent.__name__} refuses {shlex.join(words)}: {error}")
+    finally:
+        agent.parser.exit_on_error = True
     return flags
 
 
