@@ -48,6 +48,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import atari_wrappers
 import evaluation
+import learners
 import rollouts
 import rundir
 import vtrace
@@ -239,14 +240,17 @@ class ImageBody(nn.Module):
         self.fc = init(nn.Linear(num_flat, self.num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Turned while still bytes: a quarter of the memory to move.
-        x = x.contiguous(memory_format=torch.channels_last).float()
         if self.training and self.num_averaged < self.NUM_AVERAGED:
             self.num_averaged += 1
-            mean = x.mean(dim=0, keepdim=True)
+            mean = x.float().mean(dim=0, keepdim=True)
             self.background += (mean - self.background) / self.num_averaged
+        return learners.split(self.features, x, list(self.parameters()))  # [N, F]
+
+    def features(self, x: Tensor) -> Tensor:
+        # Turned while still bytes: a quarter of the memory to move.
+        x = x.contiguous(memory_format=torch.channels_last).float()
         x = (x - self.background).mul_(self.scale)
-        return F.relu(self.fc(self.convs(x).flatten(1)))  # [N, F]
+        return F.relu(self.fc(self.convs(x).flatten(1)))
 
 
 class ResidualBlock(nn.Module):
@@ -652,6 +656,7 @@ def train(flags: argparse.Namespace) -> int:
     """Trains to total_steps or to a signal; gives the exit code."""
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.learner_threads)
+    learners.keep_freed_memory()
     env = open_env(flags, 1)
     log.info("environment: %s, %s", env, env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)

@@ -82,7 +82,7 @@ g.add_argument("--step_timeout_s", default=300.0, type=float, help="seconds; a s
 g.add_argument(
     "--num_servers",
     type=int,
-    help="server processes to start here [half the cores, 2 to 8]",
+    help="server processes to start here [half the cores, 1 to 8]",
 )
 g.add_argument("--envs_per_server", type=int, help="environments in each server started here [32 / num_servers]")  # fmt: skip
 g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
@@ -139,7 +139,7 @@ def check_flags(flags: argparse.Namespace) -> None:
                     "python -m polybeast_env instead"
                 )
     if flags.num_servers is None:
-        flags.num_servers = min(max(cores // 2, 2), 8)
+        flags.num_servers = min(max(cores // 2, 1), 8)
     if flags.envs_per_server is None:
         flags.envs_per_server = max(32 // max(flags.num_servers, 1), 1)
     if flags.learner_threads is None:
@@ -233,14 +233,17 @@ class ImageBody(nn.Module):
         self.fc = init(nn.Linear(num_flat, self.num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Turned while still bytes: a quarter of the memory to move.
-        x = x.contiguous(memory_format=torch.channels_last).float()
         if self.training and self.num_averaged < self.NUM_AVERAGED:
             self.num_averaged += 1
-            mean = learners.mean_of_all(x.mean(dim=0, keepdim=True), x.shape[0])
+            mean = learners.mean_of_all(x.float().mean(dim=0, keepdim=True), x.shape[0])
             self.background += (mean - self.background) / self.num_averaged
+        return learners.split(self.features, x, list(self.parameters()))  # [N, F]
+
+    def features(self, x: Tensor) -> Tensor:
+        # Turned while still bytes: a quarter of the memory to move.
+        x = x.contiguous(memory_format=torch.channels_last).float()
         x = (x - self.background).mul_(self.scale)
-        return F.relu(self.fc(self.convs(x).flatten(1)))  # [N, F]
+        return F.relu(self.fc(self.convs(x).flatten(1)))
 
 
 class ResidualBlock(nn.Module):
@@ -624,7 +627,7 @@ class Actors:
             batch_dim=1,
             minimum_batch_size=flags.batch_size,
             maximum_batch_size=flags.batch_size,
-            maximum_queue_size=max(flags.batch_size, num_envs),
+            maximum_queue_size=max(flags.batch_size, num_envs - flags.batch_size),
             pin_memory=flags.learner_device != "cpu",
         )
         self.inference_batcher = libbeast.DynamicBatcher(
@@ -649,8 +652,7 @@ class Actors:
         )
         self.error: BaseException | None = None
         self.closing = threading.Event()
-        # A batch that waits grows old. Where it has to be copied to a GPU, one may wait.
-        self.wanted = threading.Semaphore(0 if flags.learner_device == "cpu" else 1)
+        self.wanted = threading.Semaphore(1)  # Batches ahead of the learner.
         self.is_asked = False
         self.batches: queue.SimpleQueue[rollouts.Batch] = queue.SimpleQueue()
         bodies: list[Any] = [self._act, self._fetch, self._look_after]
@@ -764,6 +766,7 @@ def train(flags: argparse.Namespace) -> int:
         logging.getLogger("chimera").setLevel(logging.WARNING)  # The first one tells.
     torch.manual_seed(flags.seed)
     torch.set_num_threads(flags.learner_threads)
+    learners.keep_freed_memory()
     run_class = rundir.NoRun if flags.rank > 0 else rundir.Run
     with (
         learners.Group(flags.stall_timeout_s) as group,

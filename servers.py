@@ -41,7 +41,7 @@ STATS = (
 
 # Where the learner shares its cores with those who act, it goes first: they have to wait
 # for it anyway once its queue is full.
-ACTOR_NICE = 5
+ACTOR_NICE = 2
 
 
 def give_way() -> None:

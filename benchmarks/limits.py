@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import atari_wrappers
+import learners
 import monobeast
 import rollouts
 from benchmarks import measure
@@ -117,8 +118,8 @@ def sample_batch(
     return rollouts.Batch(rows, model.initial_state(flags.batch_size), [])
 
 
-def forward_nchw(self: Any, x: Tensor) -> Tensor:
-    """monobeast.ImageBody's, without channels_last."""
+def features_nchw(self: Any, x: Tensor) -> Tensor:
+    """monobeast.ImageBody.features, without channels_last."""
     x = (x.float() - self.background).mul_(self.scale)
     return F.relu(self.fc(self.convs(x).flatten(1)))
 
@@ -127,7 +128,7 @@ def make_nchw(model: Any) -> Any:
     model.to(memory_format=torch.contiguous_format)
     for body in model.bodies:
         if isinstance(body, monobeast.ImageBody):
-            body.forward = types.MethodType(forward_nchw, body)
+            body.features = types.MethodType(features_nchw, body)
     return model
 
 
@@ -189,6 +190,7 @@ def measure_limits(
     figures = Figures(seconds, repeats, only_ideal)
     cores = os.sched_getaffinity(0)
     threads = torch.get_num_threads()
+    learners.keep_freed_memory()  # As the agents do.
     try:
         measure.pin({min(cores)})
         torch.set_num_threads(1)

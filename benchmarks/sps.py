@@ -78,7 +78,7 @@ def watch(
     deadline = time.monotonic() + patience_s
     first: float | None = None
     start: tuple[float, int, float] | None = None
-    pss = 0
+    pss, pss_at = 0, 0.0
     while time.monotonic() < deadline:
         time.sleep(0.5)
         if process.poll() is not None:
@@ -92,10 +92,13 @@ def watch(
         first = row[0] if first is None else first
         if row[0] < first + warm_up_s:
             continue
-        pss = max(pss, measure.pss_bytes(process.pid))
         if start is None:
             start = (*row, measure.cpu_seconds(process.pid))
-        if row[0] >= start[0] + seconds:
+        is_done = row[0] >= start[0] + seconds
+        if time.monotonic() > pss_at or is_done:  # Seldom: the kernel counts all pages.
+            pss_at = time.monotonic() + 10.0
+            pss = max(pss, measure.pss_bytes(process.pid))
+        if is_done:
             steps = row[1] - start[1]
             cpu = measure.cpu_seconds(process.pid) - start[2]
             rate = steps / (row[0] - start[0])
