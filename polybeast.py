@@ -208,9 +208,9 @@ class ImageBody(nn.Module):
         self.register_buffer("num_averaged", torch.zeros((), dtype=torch.int64))
         if net == "shallow":
             self.convs = nn.Sequential(
-                init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU(),
-                init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(),
-                init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(),
+                init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU(inplace=True),
+                init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(inplace=True),
+                init(nn.Conv2d(64, 64, 3, stride=1)), nn.ReLU(inplace=True),
             )  # fmt: skip
             self.num_features = 512
         elif net == "deep":
@@ -241,8 +241,8 @@ class ImageBody(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         # Turned while still bytes: a quarter of the memory to move.
-        x = x.contiguous(memory_format=torch.channels_last).float()
-        x = (x - self.background).mul_(self.scale)
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = x.to(torch.float32, copy=True).sub_(self.background).mul_(self.scale)
         return F.relu(self.fc(self.convs(x).flatten(1)))
 
 
@@ -255,7 +255,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = init(nn.Conv2d(width, width, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+        return x + self.conv2(F.relu_(self.conv1(F.relu(x))))
 
 
 class FlatBody(nn.Module):

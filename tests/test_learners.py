@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several learners of one run, as torchrun starts them."""
+"""A learner on several cores, and several learners as torchrun starts them."""
 
 import json
 import os
@@ -12,12 +12,80 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
+import learners
 from tests.conftest import ROOT, alive, children, read_logs, wait_for
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 SMALL = ("--env=CartPole-v1", "--num_servers=1", "--envs_per_server=4")
 SMALL += ("--batch_size=2", "--unroll_length=5", "--learner_threads=1")
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_split_gives_what_the_body_gives(three_threads):
+    torch.manual_seed(1)
+    body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8))
+    frozen, used = body[0].bias.requires_grad_(False), []
+    parameters = list(body.parameters())
+
+    def noted(x):
+        used.append(x.shape[0])
+        return body(x)
+
+    x = torch.randn(100, 2, 8, 8)
+    whole, split = body(x), learners.split(noted, x, parameters)
+    assert sorted(used) == [32, 34, 34]
+    torch.testing.assert_close(split, whole)
+    (split**2).mean().backward(retain_graph=True)
+    once = [p.grad.clone() for p in parameters if p is not frozen]
+    for p in parameters:
+        p.grad = None
+    (split**2).mean().backward()  # Again, as it was kept.
+    again = [p.grad.clone() for p in parameters if p is not frozen]
+    for p in parameters:
+        p.grad = None
+    (whole**2).mean().backward()
+    expected = [p.grad for p in parameters if p is not frozen]
+    assert frozen.grad is None
+    for a, b, c in zip(expected, once, again, strict=True):
+        torch.testing.assert_close(b, a)
+        assert torch.equal(b, c)  # The same sums in the same order.
+
+
+def test_split_leaves_alone_what_it_cannot_help(three_threads):
+    body, seen = nn.Linear(2, 2), []
+
+    def noted(x):
+        seen.append(x.shape[0])
+        return body(x)
+
+    few, many = torch.randn(20, 2), torch.randn(100, 2)
+    learners.split(noted, few, list(body.parameters()))
+    with torch.inference_mode():
+        learners.split(noted, many, list(body.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        learners.split(noted, many, list(body.parameters()))
+    torch.set_num_threads(1)
+    learners.split(noted, many, list(body.parameters()))
+    assert seen == [20, 100, 100, 100]
+
+
+def test_an_error_in_a_part_is_the_callers(three_threads):
+    body = nn.Linear(2, 2)
+
+    def trip(x):
+        raise ValueError(f"no picture of {x.shape[1]} pixels")
+
+    with pytest.raises(ValueError, match="no picture of 2 pixels"):
+        learners.split(trip, torch.randn(100, 2), list(body.parameters()))
 
 
 def learn_fixed(directory, shares, *args):
