@@ -17,11 +17,13 @@ one, in which every call gives back what it was given.
 What no research idea edits. Only tensors travel, nothing is unpickled.
 """
 
+import argparse
 import concurrent.futures
 import ctypes
 import datetime
 import functools
 import io
+import math
 import os
 import pathlib
 import signal
@@ -29,10 +31,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import atari_wrappers
+import rundir
 from rundir import Episode, UserError
 
 # --------------------------------------------------------------------- one learner
@@ -66,6 +71,18 @@ def keep_freed_memory() -> None:
         if line.endswith("[heap]"):
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
             libc.madvise(start, end - start, 14)  # MADV_HUGEPAGE; only advice.
+
+
+def set_threads(flags: argparse.Namespace, space: gym.Space) -> None:
+    """torch's threads for updates: flags.learner_threads, chosen here if it is None."""
+    if flags.learner_threads is None:
+        cores = rundir.num_cores()
+        # Threads that meet after each of many small operations cost more than they do:
+        # MinAtar's updates take twice as long with two.
+        sizes = [math.prod(x.shape or (1,)) for x in atari_wrappers.leaf_spaces(space)]
+        is_small = max(sizes, default=0) < 32 * 32
+        flags.learner_threads = 1 if is_small else max(cores // 2, min(cores, 4))
+    torch.set_num_threads(flags.learner_threads)
 
 
 LEAST_SAMPLES = 16  # In a thread's part: with fewer, it costs more than it gains.

@@ -101,7 +101,7 @@ g.add_argument("--rmsprop_alpha", default=0.99, type=float, help="decay of its m
 g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
 g.add_argument("--device", default="auto", help="of the learner: auto, cpu, cuda, cuda:1")  # fmt: skip
-g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half; 1 if observations are small]")  # fmt: skip
 
 # A test takes these from the run's checkpoint unless they are given.
 OF_THE_RUN = {
@@ -118,8 +118,6 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.num_actors = min(max(cores // 2, 1), 8)
     if flags.envs_per_actor is None:
         flags.envs_per_actor = max(32 // max(flags.num_actors, 1), 1)
-    if flags.learner_threads is None:
-        flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
         above_0="envs_per_actor unroll_length batch_size learner_threads learning_rate "
@@ -655,9 +653,9 @@ def start_actors(
 def train(flags: argparse.Namespace) -> int:
     """Trains to total_steps or to a signal; gives the exit code."""
     torch.manual_seed(flags.seed)
-    torch.set_num_threads(flags.learner_threads)
     learners.keep_freed_memory()
     env = open_env(flags, 1)
+    learners.set_threads(flags, env.single_observation_space)
     log.info("environment: %s, %s", env, env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)
     env.close()

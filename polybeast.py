@@ -116,7 +116,7 @@ g.add_argument("--rmsprop_momentum", default=0.0, type=float, help="0: none")
 g.add_argument("--grad_norm_clipping", default=0.5, type=float, help="largest norm of all gradients; 40 goes with --loss_reduction sum")  # fmt: skip
 g.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
 g.add_argument("--learner_device", help="of the learner [--device]")
-g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half]")  # fmt: skip
+g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half; 1 if observations are small]")  # fmt: skip
 g.add_argument("--compile", default=False, action=yes_no, help="torch.compile the learner's model")  # fmt: skip
 g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the learner's model")  # fmt: skip
 
@@ -142,8 +142,6 @@ def check_flags(flags: argparse.Namespace) -> None:
         flags.num_servers = min(max(cores // 2, 1), 8)
     if flags.envs_per_server is None:
         flags.envs_per_server = max(32 // max(flags.num_servers, 1), 1)
-    if flags.learner_threads is None:
-        flags.learner_threads = max(cores // 2, min(cores, 4))
     rundir.check_ranges(
         flags,
         above_0="num_servers envs_per_server unroll_length batch_size learner_threads "
@@ -765,7 +763,6 @@ def train(flags: argparse.Namespace) -> int:
     if flags.rank > 0:
         logging.getLogger("chimera").setLevel(logging.WARNING)  # The first one tells.
     torch.manual_seed(flags.seed)
-    torch.set_num_threads(flags.learner_threads)
     learners.keep_freed_memory()
     run_class = rundir.NoRun if flags.rank > 0 else rundir.Run
     with (
@@ -779,6 +776,7 @@ def train(flags: argparse.Namespace) -> int:
         with servers.LocalServers(flags, seed) as local:
             spec = servers.probe(flags, local)
             log.info("environment: %s", spec.description)
+            learners.set_threads(flags, servers.to_space(spec.observation))
             learner = build_learner(flags, spec, group)
             if saved:
                 learner.restore(saved, flags)
