@@ -8,6 +8,9 @@
 #
 # make libbeast   builds the C++ core; train and test do it too
 # make libatari   builds the Atari engine, which needs a C++ compiler only; so do they
+# make learn-test trains small tasks to thresholds, in less than 10 minutes
+# make slow-test  runs the other tests that take minutes: kills, pages of docs/
+# make results NAME=pong  trains, tests and draws a claim of results/ again
 # make test-atari compares the engine with ale-py at length: all games, many frames
 # make sanitize   runs the C++ tests under the sanitizers, 20 times each
 #
@@ -27,8 +30,8 @@ ATARI := setup.py csrc/named_thread.h $(wildcard csrc/atari/*)
 CPP := csrc/*.cc csrc/*.h csrc/atari/*.cc csrc/atari/*.h csrc/tests/*.cc \
        csrc/tests/*.h benchmarks/*.cc
 
-.PHONY: help train test learn-test lint format bench tensorboard clean always
-.PHONY: libbeast libatari test-atari packages sanitize asan tsan
+.PHONY: help train test learn-test slow-test lint format bench tensorboard clean always
+.PHONY: results libbeast libatari test-atari packages sanitize asan tsan
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -48,9 +51,17 @@ ifndef CHIMERA_NO_LIBBEAST
 endif
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-# The slow tests: learning to thresholds, 50 killed actors.
+# Does it still learn? To thresholds, in less than 10 minutes on 2 cores.
 learn-test: libbeast libatari
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m learning $(ARGS)
+
+# All other tests that take minutes, but those of test-atari.
+slow-test: libbeast libatari
+	$(BIN)/python -m pytest -m slow --ignore-glob="tests/test_atari_*.py" $(ARGS)
+
+# NAME= is a claim of results/claims.toml; without one they are listed.
+results: libbeast libatari
+	$(BIN)/python -m tools.results $(NAME) $(ARGS)
 
 test-atari: libatari
 	$(BIN)/python -m pytest -m slow -n 2 tests/test_atari_*.py $(ARGS)

@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 if os.environ.get("CHIMERA_NO_LIBBEAST"):
     collect_ignore = [
+        "test_ablations.py",
         "test_actor_pool.py",
         "test_docs.py",
         "test_env_server.py",

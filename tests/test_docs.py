@@ -276,7 +276,10 @@ def test_flags_of_all_commands_exist(page):
                 check_flags(part)
 
 
-@pytest.mark.parametrize("page", PAGES)
+RESULTS = [str(path.relative_to(ROOT)) for path in ROOT.glob("results/**/README.md")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS])
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
