@@ -38,17 +38,14 @@ def test_a_figure_is_drawn_from_the_data_beside_it():
 
 
 def test_data_is_of_the_command_that_the_claim_names():
-    for claim, outcome in (
-        (claim, outcome)
-        for claim in CLAIMS.values()
-        for outcome in results.outcomes(claim, results.RESULTS)
-    ):
-        job = results.Job(claim, outcome.variant, outcome.seed, results.RESULTS)
-        assert outcome.meta["command"] == job.shown
-        assert outcome.steps >= claim.steps
-        assert outcome.test["episodes"] == claim.games
-        assert outcome.test["steps_trained"] == outcome.steps
-        assert outcome.meta["flags"]["seed"] == outcome.seed
+    for claim in CLAIMS.values():
+        for outcome in results.outcomes(claim, results.RESULTS):
+            job = results.Job(claim, outcome.variant, outcome.seed, results.RESULTS)
+            assert outcome.meta["command"] == job.shown
+            assert outcome.steps >= claim.steps
+            assert outcome.test["episodes"] == claim.games
+            assert outcome.test["steps_trained"] == outcome.steps
+            assert outcome.meta["flags"]["seed"] == outcome.seed
 
 
 def test_no_run_is_kept_that_belongs_to_no_claim():
@@ -99,7 +96,7 @@ def claim_of(**given):
         results.Variant("slow", f"{command} --learning_rate 1e-4"),
         results.Variant("fast", f"{command} --learning_rate 1e-3", reaches=False),
     ]
-    claim = results.Claim("cart", "CartPole", "A claim.", 1000, [1, 2], variants, threshold=10.0, games=3)  # fmt: skip
+    claim = results.Claim("cart", "CartPole", "A claim.", 1000, [1, 2], variants, threshold=10.0, games=3, x="steps")  # fmt: skip
     return dataclasses.replace(claim, **given)
 
 

@@ -112,7 +112,7 @@ class Job:
 
     @property
     def shown(self) -> str:
-        """What a reader types; where it goes is for him to say."""
+        """What a reader types to repeat it, but for where it goes."""
         return f"{self.variant.command} --total_steps {self.claim.steps} --seed {self.seed}"
 
     def training(self) -> list[str]:
@@ -222,10 +222,13 @@ def run_job(job: Job) -> int:
         if states.get(job.name) != "finished":
             return 1
     if not is_tested(job):
-        done = subprocess.run(
-            job.test(), cwd=ROOT, stdin=subprocess.DEVNULL, timeout=TEST_TIMEOUT_S
-        )
-        return done.returncode
+        try:
+            return subprocess.run(
+                job.test(), cwd=ROOT, stdin=subprocess.DEVNULL, timeout=TEST_TIMEOUT_S
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            sweep.say(str(error))
+            return 1
     return 0
 
 
