@@ -44,19 +44,20 @@ BEAST_HD inline uint8_t to_bcd(int number) {
 #pragma GCC diagnostic ignored "-Wpedantic"
 #endif
 
-// The registers while instructions run, and what they do. Its functions are all inlined
-// and its one object is local to run_cpu, so that most of it lives in the processor's
-// registers.
-template <RomView kView>
-struct Loop {
-  const Game& game;
+BEAST_HD constexpr PaddlePorts paddle_ports(uint8_t flags) {
+  const bool both = (flags & kSwappedPaddles) != 0;
+  return {(flags & kPaddles) != 0, both, both};
+}
+
+// The registers while instructions run, and what instructions do with them. Its
+// functions are all inlined and its one object is local to the function that runs them,
+// so that most of it lives in the processor's registers. Derived knows where the
+// program is: it has mapper(), ports(), read_rom(address) and touch_rom(address), an
+// access whose value nobody wants.
+template <class Derived>
+struct CpuCore {
   Machine& machine;
   uint8_t* const pixels;
-  const Mapper mapper = game.info.mapper;
-  // Any access to one of these addresses switches banks.
-  const uint32_t first_hotspot = first_hotspot_of(mapper);
-  const uint32_t num_hotspots = num_hotspots_of(mapper);
-  const bool extra_ram = has_extra_ram(mapper);
 
   uint8_t a = machine.cpu.a, x = machine.cpu.x, y = machine.cpu.y, c = machine.cpu.c;
   // The zero flag is set where the low byte is 0; negative where bit 7 or 8 is set.
@@ -64,22 +65,8 @@ struct Loop {
   // Both counts of the loop in one number: cycles above, instructions in the low 16.
   uint64_t time = static_cast<uint64_t>(machine.cpu.cycles) << 16;
   uint32_t operand = 0;
-  bool careful = false;  // Near the limit of instructions.
 
-  // In a view of banks: the next instruction, the code of its bank, the bank's bytes
-  // and the address's upper bits. In a view of slices: the code of each, and the
-  // address.
-  const Instruction* next = nullptr;
-  const Instruction* code = nullptr;
-  const uint8_t* rom = nullptr;
-  uint32_t upper = 0;
-  const Instruction* slices[kView == RomView::kSlices ? 8 : 1] = {};
-  uint32_t address_of_next = 0;
-
-  BEAST_HD BEAST_ALWAYS_INLINE PaddlePorts ports() const {
-    const bool both = (game.info.flags & kSwappedPaddles) != 0;
-    return {(game.info.flags & kPaddles) != 0, both, both};
-  }
+  BEAST_HD BEAST_ALWAYS_INLINE Derived& self() { return static_cast<Derived&>(*this); }
   BEAST_HD BEAST_ALWAYS_INLINE int32_t cycles() {
     return static_cast<int32_t>(time >> 16);
   }
@@ -92,81 +79,19 @@ struct Loop {
   BEAST_HD BEAST_ALWAYS_INLINE bool is_near_the_limit() {
     return (time & 0xFFFF) > kMaxInstructions - Game::kBank;
   }
-  // The program counter.
-  BEAST_HD BEAST_ALWAYS_INLINE uint32_t pc() {
-    if constexpr (kView == RomView::kSlices) return address_of_next & 0xFFFF;
-    return upper | (static_cast<uint32_t>(next - code) & 0xFFF);
-  }
-  BEAST_HD BEAST_ALWAYS_INLINE void advance(int length) {
-    if constexpr (kView == RomView::kSlices) {
-      address_of_next += static_cast<uint32_t>(length);
-    } else {
-      next += length;
-    }
-  }
-  BEAST_HD BEAST_ALWAYS_INLINE Instruction fetch() {
-    if constexpr (kView == RomView::kSlices) {
-      const uint32_t at = address_of_next;
-      return slices[(at >> 11 & 4) | (at >> 10 & 3)][at & 0x3FF];
-    } else {
-      return *next;
-    }
-  }
-  // Looks which code runs at this address: for jumps, and for bank switches.
-  BEAST_HD BEAST_ALWAYS_INLINE void go_to(uint32_t address) {
-    const bool decoded = (address & 0x1000) && !careful;
-    const Instruction* const outside = game.code + Game::kOutside;
-    if constexpr (kView == RomView::kSlices) {
-      address_of_next = address;
-      for (uint32_t place = 0; place < 8; ++place) {
-        const uint32_t begin = (place & 4) << 11 | (place & 3) << 10;
-        slices[place] = decoded ? game.code + Game::kMargin +
-                                      rom_offset(mapper, machine.cartridge, begin)
-                                : outside;
-      }
-    } else {
-      const uint32_t bank = machine.cartridge.bank * uint32_t{Game::kBank};
-      rom = game.rom + bank;
-      code = decoded ? game.code + Game::kMargin + bank : outside;
-      upper = address & 0xF000;
-      next = code + (address & 0xFFF);
-    }
-  }
-  // Every jump comes here, as no endless loop is without one.
-  BEAST_HD BEAST_ALWAYS_INLINE void jump(uint32_t address) {
-    if (BEAST_UNLIKELY(is_near_the_limit())) careful = true;
-    go_to(address & 0xFFFF);
-  }
-
-  BEAST_HD BEAST_ALWAYS_INLINE void switch_if_hotspot(uint32_t address) {
-    if (BEAST_UNLIKELY((address & 0xFFF) - first_hotspot < num_hotspots)) {
-      switch_bank(mapper, machine.cartridge, address);
-      go_to(pc());
-    }
-  }
-  BEAST_HD BEAST_ALWAYS_INLINE uint8_t read_rom(uint32_t address) {
-    switch_if_hotspot(address);
-    if constexpr (kView == RomView::kSlices) {
-      return game.rom[rom_offset(mapper, machine.cartridge, address)];
-    }
-    if (BEAST_UNLIKELY(extra_ram) && (address & 0xF80) == 0x80) {
-      return machine.cartridge.ram[address & 0x7F];
-    }
-    return rom[address & 0xFFF];
-  }
   BEAST_HD BEAST_ALWAYS_INLINE uint8_t read(uint32_t address, uint32_t bus) {
-    if (BEAST_LIKELY(address & 0x1000)) return read_rom(address);
+    if (BEAST_LIKELY(address & 0x1000)) return self().read_rom(address);
     if ((address & 0x280) == 0x80) return machine.riot.ram[address & 0x7F];
     if (address & 0x80) {
       return read_riot(machine.riot, machine.controls, address, cycles());
     }
-    return read_tia(machine.tia, pixels, ports(), machine.controls, address, cycles(),
-                    static_cast<uint8_t>(bus));
+    return read_tia(machine.tia, pixels, self().ports(), machine.controls, address,
+                    cycles(), static_cast<uint8_t>(bus));
   }
   BEAST_HD BEAST_ALWAYS_INLINE uint8_t read_page_0(uint32_t address) {
     if (BEAST_LIKELY(address & 0x80)) return machine.riot.ram[address & 0x7F];
-    return read_tia(machine.tia, pixels, ports(), machine.controls, address, cycles(),
-                    static_cast<uint8_t>(operand));
+    return read_tia(machine.tia, pixels, self().ports(), machine.controls, address,
+                    cycles(), static_cast<uint8_t>(operand));
   }
   BEAST_HD BEAST_ALWAYS_INLINE void wait_for_line() {
     if (BEAST_UNLIKELY(cycles() > machine.tia.last_cycle)) {
@@ -191,8 +116,8 @@ struct Loop {
       return false;
     }
     if (address & 0x1000) {
-      switch_if_hotspot(address);
-      if (extra_ram && (address & 0xF80) == 0) {
+      self().touch_rom(address);
+      if (has_extra_ram(self().mapper()) && (address & 0xF80) == 0) {
         machine.cartridge.ram[address & 0x7F] = value;
       }
       return false;
@@ -217,8 +142,8 @@ struct Loop {
   BEAST_HD BEAST_ALWAYS_INLINE uint8_t read_stack(uint32_t bus) {
     if (BEAST_LIKELY(machine.cpu.sp & 0x80))
       return machine.riot.ram[machine.cpu.sp & 0x7F];
-    return read_tia(machine.tia, pixels, ports(), machine.controls, machine.cpu.sp,
-                    cycles(), static_cast<uint8_t>(bus));
+    return read_tia(machine.tia, pixels, self().ports(), machine.controls,
+                    machine.cpu.sp, cycles(), static_cast<uint8_t>(bus));
   }
   BEAST_HD BEAST_ALWAYS_INLINE uint8_t pull(uint32_t bus) {
     ++machine.cpu.sp;
@@ -327,15 +252,10 @@ struct Loop {
     const uint32_t low = read_page_0(at & 0xFF);
     return low | static_cast<uint32_t>(read_page_0((at + 1) & 0xFF)) << 8;
   }
-  BEAST_HD BEAST_ALWAYS_INLINE void branch_if(bool condition) {
-    if (!condition) return;
-    wait(operand >> 8);
-    advance(static_cast<int8_t>(operand));
-    if (BEAST_UNLIKELY(is_near_the_limit())) jump(pc());
-  }
   // Skips the rounds of a loop "load the timer, branch back" that are sure to go round
   // again: until it is 0 (BNE), or has expired (BPL).
-  BEAST_HD BEAST_ALWAYS_INLINE void skip_polls(uint32_t branch) {
+  // pc is the load's.
+  BEAST_HD BEAST_ALWAYS_INLINE void skip_polls(uint32_t branch, uint32_t pc) {
     const RiotState& riot = machine.riot;
     if (riot.shift < 3) return;         // It might pass the value between two loads.
     const int32_t load = cycles() + 4;  // When the next round reads.
@@ -351,7 +271,7 @@ struct Loop {
     } else {
       return;
     }
-    const int32_t round = ((pc() ^ (pc() + 5)) & 0xFF00) ? 8 : 7;
+    const int32_t round = ((pc ^ (pc + 5)) & 0xFF00) ? 8 : 7;
     const int32_t rounds = (goes_on_for + round - 1) / round;
     if ((time & 0xFFFF) + 2 * static_cast<uint32_t>(rounds) >
         kMaxInstructions - Game::kBank) {
@@ -360,13 +280,128 @@ struct Loop {
     wait(static_cast<uint32_t>(rounds * round));
     time += 2 * static_cast<uint64_t>(rounds);
   }
+
+  // To the machine, as it is between frames.
+  BEAST_HD BEAST_ALWAYS_INLINE void save(uint32_t pc) {
+    machine.cpu.a = a;
+    machine.cpu.x = x;
+    machine.cpu.y = y;
+    machine.cpu.c = c;
+    machine.cpu.n = is_negative() ? 0x80 : 0;
+    machine.cpu.z = is_zero() ? 0 : 1;
+    machine.cpu.pc = static_cast<uint16_t>(pc);
+    machine.cpu.cycles = cycles();
+  }
 };
 
-// pixels is the frame buffer of the current frame.
+// The interpreter's: the program is the game's decoded instructions.
 template <RomView kView>
-BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
-                                            uint8_t* const pixels) {
-  Loop<kView> loop{game, machine, pixels};
+struct Loop : CpuCore<Loop<kView>> {
+  using Core = CpuCore<Loop<kView>>;
+  using Core::machine, Core::time, Core::operand;
+
+  BEAST_HD Loop(const Game& game, Machine& machine, uint8_t* pixels)
+      : Core{machine, pixels}, game(game) {}
+
+  const Game& game;
+  // Any access to one of these addresses switches banks.
+  const uint32_t first_hotspot = first_hotspot_of(mapper());
+  const uint32_t num_hotspots = num_hotspots_of(mapper());
+  const bool extra_ram = has_extra_ram(mapper());
+  bool careful = false;  // Near the limit of instructions.
+
+  // In a view of banks: the next instruction, the code of its bank, the bank's bytes
+  // and the address's upper bits. In a view of slices: the code of each, and the
+  // address.
+  const Instruction* next = nullptr;
+  const Instruction* code = nullptr;
+  const uint8_t* rom = nullptr;
+  uint32_t upper = 0;
+  const Instruction* slices[kView == RomView::kSlices ? 8 : 1] = {};
+  uint32_t address_of_next = 0;
+
+  BEAST_HD BEAST_ALWAYS_INLINE Mapper mapper() const { return game.info.mapper; }
+  BEAST_HD BEAST_ALWAYS_INLINE PaddlePorts ports() const {
+    return paddle_ports(game.info.flags);
+  }
+  // The program counter.
+  BEAST_HD BEAST_ALWAYS_INLINE uint32_t pc() {
+    if constexpr (kView == RomView::kSlices) return address_of_next & 0xFFFF;
+    return upper | (static_cast<uint32_t>(next - code) & 0xFFF);
+  }
+  BEAST_HD BEAST_ALWAYS_INLINE void advance(int length) {
+    if constexpr (kView == RomView::kSlices) {
+      address_of_next += static_cast<uint32_t>(length);
+    } else {
+      next += length;
+    }
+  }
+  BEAST_HD BEAST_ALWAYS_INLINE Instruction fetch() {
+    if constexpr (kView == RomView::kSlices) {
+      const uint32_t at = address_of_next;
+      return slices[(at >> 11 & 4) | (at >> 10 & 3)][at & 0x3FF];
+    } else {
+      return *next;
+    }
+  }
+  // Looks which code runs at this address: for jumps, and for bank switches.
+  BEAST_HD BEAST_ALWAYS_INLINE void go_to(uint32_t address) {
+    const bool decoded = (address & 0x1000) && !careful;
+    const Instruction* const outside = game.code + Game::kOutside;
+    if constexpr (kView == RomView::kSlices) {
+      address_of_next = address;
+      for (uint32_t place = 0; place < 8; ++place) {
+        const uint32_t begin = (place & 4) << 11 | (place & 3) << 10;
+        slices[place] = decoded ? game.code + Game::kMargin +
+                                      rom_offset(mapper(), machine.cartridge, begin)
+                                : outside;
+      }
+    } else {
+      const uint32_t bank = machine.cartridge.bank * uint32_t{Game::kBank};
+      rom = game.rom + bank;
+      code = decoded ? game.code + Game::kMargin + bank : outside;
+      upper = address & 0xF000;
+      next = code + (address & 0xFFF);
+    }
+  }
+  // Every jump comes here, as no endless loop is without one.
+  BEAST_HD BEAST_ALWAYS_INLINE void jump(uint32_t address) {
+    if (BEAST_UNLIKELY(this->is_near_the_limit())) careful = true;
+    go_to(address & 0xFFFF);
+  }
+
+  BEAST_HD BEAST_ALWAYS_INLINE void touch_rom(uint32_t address) {
+    if (BEAST_UNLIKELY((address & 0xFFF) - first_hotspot < num_hotspots)) {
+      switch_bank(mapper(), machine.cartridge, address);
+      go_to(pc());
+    }
+  }
+  BEAST_HD BEAST_ALWAYS_INLINE uint8_t read_rom(uint32_t address) {
+    touch_rom(address);
+    if constexpr (kView == RomView::kSlices) {
+      return game.rom[rom_offset(mapper(), machine.cartridge, address)];
+    }
+    if (BEAST_UNLIKELY(extra_ram) && (address & 0xF80) == 0x80) {
+      return machine.cartridge.ram[address & 0x7F];
+    }
+    return rom[address & 0xFFF];
+  }
+  BEAST_HD BEAST_ALWAYS_INLINE void branch_if(bool condition) {
+    if (!condition) return;
+    this->wait(operand >> 8);
+    advance(static_cast<int8_t>(operand));
+    if (BEAST_UNLIKELY(this->is_near_the_limit())) jump(pc());
+  }
+};
+
+// pixels is the frame buffer of the current frame; count is how many instructions of it
+// ran already. Returns how many have when it stops: at the end of the frame, at the
+// limit, or where translated code begins.
+template <RomView kView>
+BEAST_HD BEAST_NOINLINE inline uint32_t run_cpu(const Game& game, Machine& machine,
+                                                uint8_t* const pixels, uint32_t count) {
+  Loop<kView> loop(game, machine, pixels);
+  loop.time += count;
   TiaState& tia = machine.tia;
 #if defined(BEAST_THREADED)
 #define ROW(high)                                                             \
@@ -380,7 +415,7 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
       ROW(8),           ROW(9),          ROW(A),          ROW(B),
       ROW(C),           ROW(D),          ROW(E),          ROW(F),
       &&op_kDecodeNow,  &&op_kStoreATia, &&op_kStoreXTia, &&op_kStoreYTia,
-      &&op_kStoreWsync, &&op_kPollTimer};
+      &&op_kStoreWsync, &&op_kPollTimer, &&op_kTranslated};
 #undef ROW
 #define LABEL(handler) op_##handler
 #define DISPATCH(number) goto* kLabels[number]
@@ -417,83 +452,8 @@ BEAST_HD BEAST_NOINLINE inline void run_cpu(const Game& game, Machine& machine,
   }                                                     \
   NEXT;
 
-// The operations that read: `value` is what they have read.
-#define READ_IMM(op, ...) \
-  OP(op, 2, 2, const uint8_t value = loop.operand & 0xFF; __VA_ARGS__)
-#define READ_ZP(op, ...) \
-  OP(op, 2, 3, const uint8_t value = loop.read_page_0(loop.operand); __VA_ARGS__)
-#define READ_ZPX(op, index, ...)                                                      \
-  OP(op, 2, 4, const uint8_t value = loop.read_page_0((loop.operand + index) & 0xFF); \
-     __VA_ARGS__)
-#define READ_ABS(op, ...)                                                        \
-  OP(op, 3, 4, const uint8_t value = loop.read(loop.operand, loop.operand >> 8); \
-     __VA_ARGS__)
-#define READ_ABX(op, index, ...)                                           \
-  OP(op, 3, 4, const uint32_t address = loop.indexed(loop.operand, index); \
-     const uint8_t value = loop.read(address, loop.operand >> 8); __VA_ARGS__)
-#define READ_INX(op, ...)                                                    \
-  OP(op, 2, 6, const uint32_t address = loop.pointer(loop.operand + loop.x); \
-     const uint8_t value = loop.read(address, address >> 8); __VA_ARGS__)
-#define READ_INY(op, ...)                                        \
-  OP(op, 2, 5, const uint32_t base = loop.pointer(loop.operand); \
-     const uint32_t address = loop.indexed(base, loop.y);        \
-     const uint8_t value = loop.read(address, base >> 8); __VA_ARGS__)
-#define READ_ALL(imm, zp, zpx, abs, abx, aby, inx, iny, ...) \
-  READ_IMM(imm, __VA_ARGS__)                                 \
-  READ_ZP(zp, __VA_ARGS__)                                   \
-  READ_ZPX(zpx, loop.x, __VA_ARGS__)                         \
-  READ_ABS(abs, __VA_ARGS__)                                 \
-  READ_ABX(abx, loop.x, __VA_ARGS__)                         \
-  READ_ABX(aby, loop.y, __VA_ARGS__)                         \
-  READ_INX(inx, __VA_ARGS__)                                 \
-  READ_INY(iny, __VA_ARGS__)
-
-#define WRITE_ZP(op, value) WRITING_OP(op, 2, 3, loop.write(loop.operand, value), )
-#define WRITE_ZPX(op, index, value) \
-  WRITING_OP(op, 2, 4, loop.write((loop.operand + index) & 0xFF, value), )
-#define WRITE_ABS(op, value) WRITING_OP(op, 3, 4, loop.write(loop.operand, value), )
-#define WRITE_ABX(op, index, value)                \
-  WRITING_OP(op, 3, 5, loop.write(address, value), \
-             const uint32_t address = (loop.operand + index) & 0xFFFF)
-#define WRITE_INX(op, value)                       \
-  WRITING_OP(op, 2, 6, loop.write(address, value), \
-             const uint32_t address = loop.pointer(loop.operand + loop.x))
-#define WRITE_INY(op, value)                       \
-  WRITING_OP(op, 2, 6, loop.write(address, value), \
-             const uint32_t address = (loop.pointer(loop.operand) + loop.y) & 0xFFFF)
-
-// The operations that read, modify and write `value`.
-#define MODIFY_AT(op, length, count, bus, where, ...)       \
-  WRITING_OP(op, length, count, loop.write(address, value), \
-             const uint32_t address = (where)&0xFFFF;       \
-             uint8_t value = loop.read(address, bus); __VA_ARGS__)
-#define MODIFY_ZP(op, ...)                                   \
-  WRITING_OP(op, 2, 5, loop.write(loop.operand, value),      \
-             uint8_t value = loop.read_page_0(loop.operand); \
-             __VA_ARGS__)
-#define MODIFY_ZPX(op, ...) \
-  MODIFY_AT(op, 2, 6, loop.operand, (loop.operand + loop.x) & 0xFF, __VA_ARGS__)
-#define MODIFY_ABS(op, ...) \
-  MODIFY_AT(op, 3, 6, loop.operand >> 8, loop.operand, __VA_ARGS__)
-#define MODIFY_ABX(op, ...) \
-  MODIFY_AT(op, 3, 7, loop.operand >> 8, loop.operand + loop.x, __VA_ARGS__)
-#define MODIFY_ABY(op, ...) \
-  MODIFY_AT(op, 3, 7, loop.operand >> 8, loop.operand + loop.y, __VA_ARGS__)
-#define MODIFY_INX(op, ...) \
-  MODIFY_AT(op, 2, 8, address >> 8, loop.pointer(loop.operand + loop.x), __VA_ARGS__)
-#define MODIFY_INY(op, ...) \
-  MODIFY_AT(op, 2, 8, address >> 8, loop.pointer(loop.operand) + loop.y, __VA_ARGS__)
-#define MODIFY_ALL(zp, zpx, abs, abx, aby, inx, iny, ...) \
-  MODIFY_ZP(zp, __VA_ARGS__)                              \
-  MODIFY_ZPX(zpx, __VA_ARGS__)                            \
-  MODIFY_ABS(abs, __VA_ARGS__)                            \
-  MODIFY_ABX(abx, __VA_ARGS__)                            \
-  MODIFY_ABY(aby, __VA_ARGS__)                            \
-  MODIFY_INX(inx, __VA_ARGS__)                            \
-  MODIFY_INY(iny, __VA_ARGS__)
-
   // clang-format off
-  loop.go_to(machine.cpu.pc);
+  loop.jump(machine.cpu.pc);
   if (machine.cpu.jammed) goto stopped;
 #if defined(BEAST_THREADED)
   NEXT;
@@ -506,76 +466,7 @@ dispatch:
   switch (handler) {
 #endif
 
-  // Loads and stores.
-  READ_ALL(0xA9, 0xA5, 0xB5, 0xAD, 0xBD, 0xB9, 0xA1, 0xB1, loop.set_nz(loop.a = value))
-  READ_IMM(0xA2, loop.set_nz(loop.x = value))
-  READ_ZP(0xA6, loop.set_nz(loop.x = value))
-  READ_ZPX(0xB6, loop.y, loop.set_nz(loop.x = value))
-  READ_ABS(0xAE, loop.set_nz(loop.x = value))
-  READ_ABX(0xBE, loop.y, loop.set_nz(loop.x = value))
-  READ_IMM(0xA0, loop.set_nz(loop.y = value))
-  READ_ZP(0xA4, loop.set_nz(loop.y = value))
-  READ_ZPX(0xB4, loop.x, loop.set_nz(loop.y = value))
-  READ_ABS(0xAC, loop.set_nz(loop.y = value))
-  READ_ABX(0xBC, loop.x, loop.set_nz(loop.y = value))
-  WRITE_ZP(0x85, loop.a)
-  WRITE_ZPX(0x95, loop.x, loop.a)
-  WRITE_ABS(0x8D, loop.a)
-  WRITE_ABX(0x9D, loop.x, loop.a)
-  WRITE_ABX(0x99, loop.y, loop.a)
-  WRITE_INX(0x81, loop.a)
-  WRITE_INY(0x91, loop.a)
-  WRITE_ZP(0x86, loop.x)
-  WRITE_ZPX(0x96, loop.y, loop.x)
-  WRITE_ABS(0x8E, loop.x)
-  WRITE_ZP(0x84, loop.y)
-  WRITE_ZPX(0x94, loop.x, loop.y)
-  WRITE_ABS(0x8C, loop.y)
-  OP(0xAA, 1, 2, loop.set_nz(loop.x = loop.a))
-  OP(0xA8, 1, 2, loop.set_nz(loop.y = loop.a))
-  OP(0x8A, 1, 2, loop.set_nz(loop.a = loop.x))
-  OP(0x98, 1, 2, loop.set_nz(loop.a = loop.y))
-  OP(0xBA, 1, 2, loop.set_nz(loop.x = machine.cpu.sp))
-  OP(0x9A, 1, 2, machine.cpu.sp = loop.x)
-
-  // Arithmetic.
-  READ_ALL(0x69, 0x65, 0x75, 0x6D, 0x7D, 0x79, 0x61, 0x71, loop.add(value))
-  READ_ALL(0xE9, 0xE5, 0xF5, 0xED, 0xFD, 0xF9, 0xE1, 0xF1, loop.subtract(value))
-  READ_IMM(0xEB, loop.subtract(value))
-  READ_ALL(0x29, 0x25, 0x35, 0x2D, 0x3D, 0x39, 0x21, 0x31, loop.set_nz(loop.a &= value))
-  READ_ALL(0x09, 0x05, 0x15, 0x0D, 0x1D, 0x19, 0x01, 0x11, loop.set_nz(loop.a |= value))
-  READ_ALL(0x49, 0x45, 0x55, 0x4D, 0x5D, 0x59, 0x41, 0x51, loop.set_nz(loop.a ^= value))
-  READ_ALL(0xC9, 0xC5, 0xD5, 0xCD, 0xDD, 0xD9, 0xC1, 0xD1, loop.compare(loop.a, value))
-  READ_IMM(0xE0, loop.compare(loop.x, value))
-  READ_ZP(0xE4, loop.compare(loop.x, value))
-  READ_ABS(0xEC, loop.compare(loop.x, value))
-  READ_IMM(0xC0, loop.compare(loop.y, value))
-  READ_ZP(0xC4, loop.compare(loop.y, value))
-  READ_ABS(0xCC, loop.compare(loop.y, value))
-  READ_ZP(0x24, loop.test_bits(value))
-  READ_ABS(0x2C, loop.test_bits(value))
-  OP(0xE8, 1, 2, loop.set_nz(++loop.x))
-  OP(0xC8, 1, 2, loop.set_nz(++loop.y))
-  OP(0xCA, 1, 2, loop.set_nz(--loop.x))
-  OP(0x88, 1, 2, loop.set_nz(--loop.y))
-
-  // Read, modify, write.
-#define MODIFY_FOUR(zp, zpx, abs, abx, ...) \
-  MODIFY_ZP(zp, __VA_ARGS__)                \
-  MODIFY_ZPX(zpx, __VA_ARGS__)              \
-  MODIFY_ABS(abs, __VA_ARGS__)              \
-  MODIFY_ABX(abx, __VA_ARGS__)
-  MODIFY_FOUR(0xE6, 0xF6, 0xEE, 0xFE, loop.set_nz(++value))
-  MODIFY_FOUR(0xC6, 0xD6, 0xCE, 0xDE, loop.set_nz(--value))
-  MODIFY_FOUR(0x06, 0x16, 0x0E, 0x1E, value = loop.shift_left(value, 0))
-  MODIFY_FOUR(0x26, 0x36, 0x2E, 0x3E, value = loop.shift_left(value, loop.c))
-  MODIFY_FOUR(0x46, 0x56, 0x4E, 0x5E, value = loop.shift_right(value, 0))
-  MODIFY_FOUR(0x66, 0x76, 0x6E, 0x7E, value = loop.shift_right(value, loop.c))
-#undef MODIFY_FOUR
-  OP(0x0A, 1, 2, loop.a = loop.shift_left(loop.a, 0))
-  OP(0x2A, 1, 2, loop.a = loop.shift_left(loop.a, loop.c))
-  OP(0x4A, 1, 2, loop.a = loop.shift_right(loop.a, 0))
-  OP(0x6A, 1, 2, loop.a = loop.shift_right(loop.a, loop.c))
+#include "atari/opcodes.inc"
 
   // Branches and jumps.
   OP(0x10, 2, 2, loop.branch_if(!loop.is_negative()))
@@ -604,77 +495,6 @@ dispatch:
              loop.push(loop.flags(), false); machine.cpu.i = 1; const uint32_t low = loop.read(0xFFFE, 0);
              loop.jump(low | static_cast<uint32_t>(loop.read(0xFFFF, low)) << 8))
 
-  // Stack and flags.
-  WRITING_OP(0x48, 1, 3, loop.push(loop.a, true), )
-  WRITING_OP(0x08, 1, 3, loop.push(loop.flags(), true), )
-  OP(0x68, 1, 4, loop.set_nz(loop.a = loop.pull_first()))
-  OP(0x28, 1, 4, loop.set_flags(loop.pull_first()))
-  OP(0x18, 1, 2, loop.c = 0)
-  OP(0x38, 1, 2, loop.c = 1)
-  OP(0x58, 1, 2, machine.cpu.i = 0)
-  OP(0x78, 1, 2, machine.cpu.i = 1)
-  OP(0xB8, 1, 2, machine.cpu.v = 0)
-  OP(0xD8, 1, 2, machine.cpu.d = 0)
-  OP(0xF8, 1, 2, machine.cpu.d = 1)
-  OP(0xEA, 1, 2, )
-
-  // The undocumented ones.
-  MODIFY_ALL(0x07, 0x17, 0x0F, 0x1F, 0x1B, 0x03, 0x13,
-             value = loop.shift_left(value, 0); loop.set_nz(loop.a |= value))
-  MODIFY_ALL(0x27, 0x37, 0x2F, 0x3F, 0x3B, 0x23, 0x33,
-             value = loop.shift_left(value, loop.c); loop.set_nz(loop.a &= value))
-  MODIFY_ALL(0x47, 0x57, 0x4F, 0x5F, 0x5B, 0x43, 0x53,
-             value = loop.shift_right(value, 0); loop.set_nz(loop.a ^= value))
-  MODIFY_ALL(0x67, 0x77, 0x6F, 0x7F, 0x7B, 0x63, 0x73,
-             value = loop.shift_right(value, loop.c); loop.add(value))
-  MODIFY_ALL(0xC7, 0xD7, 0xCF, 0xDF, 0xDB, 0xC3, 0xD3, --value; loop.compare(loop.a, value))
-  MODIFY_ALL(0xE7, 0xF7, 0xEF, 0xFF, 0xFB, 0xE3, 0xF3, ++value; loop.subtract(value))
-  OP(0xA7, 2, 4, loop.set_nz(loop.a = loop.x = loop.read_page_0(loop.operand)))  // One cycle more, in ale-py.
-  READ_ZPX(0xB7, loop.y, loop.set_nz(loop.a = loop.x = value))
-  READ_ABS(0xAF, loop.set_nz(loop.a = loop.x = value))
-  READ_ABX(0xBF, loop.y, loop.set_nz(loop.a = loop.x = value))
-  READ_INX(0xA3, loop.set_nz(loop.a = loop.x = value))
-  READ_INY(0xB3, loop.set_nz(loop.a = loop.x = value))
-  WRITE_ZP(0x87, loop.a & loop.x)
-  WRITE_ZPX(0x97, loop.y, loop.a & loop.x)
-  WRITE_ABS(0x8F, loop.a & loop.x)
-  WRITE_INX(0x83, loop.a & loop.x)
-  READ_IMM(0x0B, loop.set_nz(loop.a &= value); loop.c = loop.a >> 7)
-  READ_IMM(0x2B, loop.set_nz(loop.a &= value); loop.c = loop.a >> 7)
-  READ_IMM(0x4B, loop.a = loop.shift_right(loop.a & value, 0))
-  READ_IMM(0x6B, loop.rotate_and_add_flags(value))
-  READ_IMM(0x8B, loop.set_nz(loop.a = (loop.a | 0xEE) & loop.x & value))
-  READ_IMM(0xAB, loop.set_nz(loop.a = loop.x = (loop.a | 0xEE) & value))
-  READ_IMM(0xCB, const uint8_t both = loop.a & loop.x; loop.compare(both, value);
-           loop.x = static_cast<uint8_t>(both - value))
-  READ_ABX(0xBB, loop.y, loop.set_nz(loop.a = loop.x = machine.cpu.sp = machine.cpu.sp & value))
-  WRITE_ABX(0x9F, loop.y, loop.a & loop.x & ((address >> 8) + 1))
-  WRITE_INY(0x93, loop.a & loop.x & ((address >> 8) + 1))
-  WRITE_ABX(0x9E, loop.y, loop.x & ((address >> 8) + 1))
-  WRITE_ABX(0x9C, loop.x, loop.y & ((address >> 8) + 1))
-  WRITE_ABX(0x9B, loop.y, (machine.cpu.sp = loop.a & loop.x) & ((address >> 8) + 1))
-#define NOPS_1(op) OP(op, 1, 2, )
-#define NOPS_2(op) OP(op, 2, 2, )
-  NOPS_1(0x1A) NOPS_1(0x3A) NOPS_1(0x5A) NOPS_1(0x7A) NOPS_1(0xDA) NOPS_1(0xFA)
-  NOPS_2(0x80) NOPS_2(0x82) NOPS_2(0x89) NOPS_2(0xC2) NOPS_2(0xE2)
-#undef NOPS_1
-#undef NOPS_2
-  READ_ZP(0x04, (void)value)
-  READ_ZP(0x44, (void)value)
-  READ_ZP(0x64, (void)value)
-  READ_ZPX(0x14, loop.x, (void)value)
-  READ_ZPX(0x34, loop.x, (void)value)
-  READ_ZPX(0x54, loop.x, (void)value)
-  READ_ZPX(0x74, loop.x, (void)value)
-  READ_ZPX(0xD4, loop.x, (void)value)
-  READ_ZPX(0xF4, loop.x, (void)value)
-  READ_ABS(0x0C, (void)value)
-  READ_ABX(0x1C, loop.x, (void)value)
-  READ_ABX(0x3C, loop.x, (void)value)
-  READ_ABX(0x5C, loop.x, (void)value)
-  READ_ABX(0x7C, loop.x, (void)value)
-  READ_ABX(0xDC, loop.x, (void)value)
-  READ_ABX(0xFC, loop.x, (void)value)
   LABEL(0x02): LABEL(0x12): LABEL(0x22): LABEL(0x32): LABEL(0x42): LABEL(0x52):
   LABEL(0x62): LABEL(0x72): LABEL(0x92): LABEL(0xB2): LABEL(0xD2): LABEL(0xF2):
     loop.tick(2);
@@ -689,10 +509,12 @@ dispatch:
 
   LABEL(kPollTimer) : {
     const uint32_t load = loop.operand & 0xFF;
-    loop.skip_polls(loop.operand >> 8);
+    loop.skip_polls(loop.operand >> 8, loop.pc());
     loop.operand = 0x284;
     DISPATCH(load);
   }
+
+  LABEL(kTranslated): goto stopped;
 
   LABEL(kDecodeNow) : {
     if (BEAST_UNLIKELY((loop.time & 0xFFFF) >= kMaxInstructions)) goto stopped;
@@ -720,14 +542,8 @@ dispatch:
 #endif
 
 stopped:
-  machine.cpu.a = loop.a;
-  machine.cpu.x = loop.x;
-  machine.cpu.y = loop.y;
-  machine.cpu.c = loop.c;
-  machine.cpu.n = loop.is_negative() ? 0x80 : 0;
-  machine.cpu.z = loop.is_zero() ? 0 : 1;
-  machine.cpu.pc = static_cast<uint16_t>(loop.pc());
-  machine.cpu.cycles = loop.cycles();
+  loop.save(loop.pc());
+  return static_cast<uint32_t>(loop.time & 0xFFFF);
 }
 // clang-format on
 
@@ -739,29 +555,6 @@ stopped:
 #undef NEXT
 #undef OP
 #undef WRITING_OP
-#undef READ_IMM
-#undef READ_ZP
-#undef READ_ZPX
-#undef READ_ABS
-#undef READ_ABX
-#undef READ_INX
-#undef READ_INY
-#undef READ_ALL
-#undef WRITE_ZP
-#undef WRITE_ZPX
-#undef WRITE_ABS
-#undef WRITE_ABX
-#undef WRITE_INX
-#undef WRITE_INY
-#undef MODIFY_AT
-#undef MODIFY_ZP
-#undef MODIFY_ZPX
-#undef MODIFY_ABS
-#undef MODIFY_ABX
-#undef MODIFY_ABY
-#undef MODIFY_INX
-#undef MODIFY_INY
-#undef MODIFY_ALL
 
 BEAST_HD inline void reset_cpu(const Game& game, Machine& machine) {
   machine.cpu = {};
@@ -773,16 +566,23 @@ BEAST_HD inline void reset_cpu(const Game& game, Machine& machine) {
   machine.cpu.pc = static_cast<uint16_t>(read(0xFFFC) | read(0xFFFD) << 8);
 }
 
-BEAST_HD inline void run_instructions(const Game& game, Machine& machine,
-                                      uint8_t* pixels) {
+BEAST_HD inline uint32_t interpret(const Game& game, Machine& machine, uint8_t* pixels,
+                                   uint32_t count) {
   switch (game.info.mapper) {
     case Mapper::kE0:
     case Mapper::kFE:
-      run_cpu<RomView::kSlices>(game, machine, pixels);
-      break;
+      return run_cpu<RomView::kSlices>(game, machine, pixels, count);
     default:
-      run_cpu<RomView::kBanks>(game, machine, pixels);
+      return run_cpu<RomView::kBanks>(game, machine, pixels, count);
   }
+}
+
+BEAST_HD inline void run_instructions(const Game& game, Machine& machine,
+                                      uint8_t* pixels) {
+#if !defined(__CUDA_ARCH__)
+  if (game.run) return game.run(game, machine, pixels);
+#endif
+  interpret(game, machine, pixels, 0);
 }
 
 }  // namespace beast::atari

@@ -20,6 +20,7 @@ enum Handler : uint16_t {
   kStoreWsync,  // Whichever register: the value does not count.
   kPollTimer,   // A load of the timer and a branch back to it; the operand is both
                 // opcodes.
+  kTranslated,  // Translated code begins here: the interpreter's work is done.
   kNumHandlers
 };
 

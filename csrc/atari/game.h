@@ -24,6 +24,8 @@ BEAST_HD constexpr uint32_t operand_of(Instruction instruction) {
   return instruction >> 16;
 }
 
+struct Machine;
+
 struct Game {
   static constexpr int kBank = 4096, kMaxBanks = 4;
 
@@ -36,6 +38,11 @@ struct Game {
   // branches that miss.
   static constexpr int kMargin = 256, kOutside = kMargin + kMaxBanks * kBank;
   Instruction code[kOutside + kBank + kMargin];
+
+  // Runs a frame's instructions in the interpreter's place, if set; context is its own.
+  // See translation.h.
+  void (*run)(const Game& game, Machine& machine, uint8_t* pixels);
+  void* context;
 };
 
 }  // namespace beast::atari
