@@ -531,9 +531,9 @@ BEAST_HD inline void show_ball(TiaState& tia) {
 }
 
 // Writes a register, after the cycle's access; WSYNC is the CPU's business.
-BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
-                                              uint32_t reg, uint8_t value,
-                                              int32_t cycle) {
+BEAST_HD BEAST_ALWAYS_INLINE void write_register(TiaState& tia, uint8_t* pixels,
+                                                 uint32_t reg, uint8_t value,
+                                                 int32_t cycle) {
   const int32_t clock = 3 * cycle;
   if (BEAST_UNLIKELY(cycle > tia.last_cycle)) {
     tia.stop = 1;
@@ -725,6 +725,12 @@ BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
     default:  // Sound, and registers that do nothing here.
       break;
   }
+}
+
+BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
+                                              uint32_t reg, uint8_t value,
+                                              int32_t cycle) {
+  write_register(tia, pixels, reg, value, cycle);
 }
 
 // Which pots are plugged in, for read_tia.
