@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "atari/engine.h"
+#include "atari/translation.h"
+#include "atari/translator.h"
 
 namespace py = pybind11;
 
@@ -19,6 +21,22 @@ namespace beast::atari {
 namespace {
 
 using Actions = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
+
+// The game's program as a C++ file.
+std::string translate(const py::bytes& rom, const std::string& name) {
+  const std::string_view bytes = rom;
+  const auto game =
+      load_game({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, name);
+  const py::gil_scoped_release release;
+  return Translator(*game, play_and_note(*game, 2000)).write();
+}
+
+// The headers that this module was built from and that such a file includes.
+std::vector<std::pair<std::string, std::string>> headers() {
+  return {
+#include "headers_as_text.inc"
+  };
+}
 
 // One environment without preprocessing. Not for more than one thread at a time.
 class Console {
@@ -70,6 +88,10 @@ class Console {
     return atari::episode_frame_number(state_->machine);
   }
   std::vector<int> minimal_actions() const { return atari::minimal_actions(*game_); }
+
+  void use_translation(const std::string& path) {
+    game_ = load_translation(*game_, path);
+  }
 
   py::bytes get_state() const {
     return {reinterpret_cast<const char*>(state_.get()), sizeof(State)};
@@ -125,6 +147,8 @@ PYBIND11_MODULE(libatari, module) {
   using beast::atari::Console;
   module.doc() = "Atari 2600 games as in ale-py, frame by frame the same.";
   module.def("supported_games", &beast::atari::supported_games);
+  module.def("headers", &beast::atari::headers);
+  module.def("translate", &beast::atari::translate, py::arg("rom"), py::arg("name"));
   py::class_<Console>(module, "Console")
       .def(py::init<const py::bytes&, const std::string&, uint32_t, double>(),
            py::arg("rom"), py::arg("name"), py::arg("seed") = 0,
@@ -139,6 +163,7 @@ PYBIND11_MODULE(libatari, module) {
       .def("frame_number", &Console::frame_number)
       .def("episode_frame_number", &Console::episode_frame_number)
       .def("minimal_actions", &Console::minimal_actions)
+      .def("use_translation", &Console::use_translation, py::arg("path"))
       .def("get_state", &Console::get_state)
       .def("set_state", &Console::set_state, py::arg("state"));
 #if defined(BEAST_ATARI_VECTOR)

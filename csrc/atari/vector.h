@@ -18,6 +18,7 @@
 #include "atari/engine.h"
 #include "atari/preprocess.h"
 #include "atari/shared_loop.h"
+#include "atari/translation.h"
 
 namespace beast::atari {
 
@@ -177,6 +178,15 @@ class Vector {
     check_idle("ram");
     check_index(i);
     return ram(environment(i).machine);
+  }
+
+  // From now on this game runs its program from a shared object, see translation.h.
+  // Nothing else changes, so this may come between any two steps.
+  void use_translation(const std::string& name, const std::string& path) {
+    check_idle("use_translation");
+    for (Playable& playable : games_) {
+      if (playable.name == name) playable.game = load_translation(*playable.game, path);
+    }
   }
 
   // All of one environment, for any vector with the same game, observations and build.

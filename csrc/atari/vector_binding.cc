@@ -103,6 +103,9 @@ class PyVector {
   py::array_t<uint8_t> ram(int i) {
     return py::array_t<uint8_t>(128, vector_->ram_of(i));
   }
+  void use_translation(const std::string& name, const std::string& path) {
+    vector_->use_translation(name, path);
+  }
   py::bytes get_state(int i) { return vector_->get_state(i); }
   void set_state(int i, const py::bytes& state) {
     vector_->set_state(i, std::string_view(state));
@@ -241,6 +244,8 @@ void bind_vector(py::module_& module) {
       .def("observe", &PyVector::observe, py::arg("out"))
       .def("render", &PyVector::render, py::arg("index"))
       .def("ram", &PyVector::ram, py::arg("index"))
+      .def("use_translation", &PyVector::use_translation, py::arg("game"),
+           py::arg("path"))
       .def("get_state", &PyVector::get_state, py::arg("index"))
       .def("set_state", &PyVector::set_state, py::arg("index"), py::arg("state"))
       .def(
