@@ -19,6 +19,7 @@ The ids differ in more than a name: `PongNoFrameskip-v4` repeats no action by ch
 
 import importlib
 import logging
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -179,13 +180,14 @@ def make_atari_vector(
     num_threads: int = 1,
     engine: Engine = "auto",
     copy: bool = True,
+    recompile: bool | None = None,
     **options: Any,
 ) -> gym.vector.VectorEnv:
     """num_envs games in C++, observations [num_envs, 4, 84, 84], reset on the next step.
 
     Rewards are whole; episode_life as in wrap_deepmind. engine as atari_engine says.
     The native engine takes an id per environment too; with copy=False its next step
-    overwrites the observations. options are further ones of AtariVectorEnv (grayscale,
+    overwrites the observations; recompile as NativeAtariVectorEnv says. options are further ones of AtariVectorEnv (grayscale,
     stack_num, autoreset_mode...) and of NativeAtariVectorEnv.
     """
     ids = [env_id] * num_envs if isinstance(env_id, str) else list(env_id)
@@ -211,7 +213,7 @@ def make_atari_vector(
     }
     env: gym.vector.VectorEnv
     if engines == {"native"}:
-        env = NativeAtariVectorEnv(games, copy=copy, **options)
+        env = NativeAtariVectorEnv(games, copy=copy, recompile=recompile, **options)
     elif len(set(ids)) == 1:
         env = AtariVectorEnv(games[0], num_envs, **options)
     else:
@@ -287,6 +289,9 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
     games has the name of each environment's game. rgb_max takes the maximum of two
     frames before they are made grey; pad_with_first fills a new stack with the first
     frame instead of black; with copy=False the next step overwrites the observations.
+    recompile=True compiles the games' programs first, False interprets them, None
+    interprets them until a compiler in the background is done (CHIMERA_ATARI_RECOMPILE=0
+    is then False); all give the same bytes.
     """
 
     def __init__(
@@ -312,6 +317,7 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
         rgb_max: bool = False,
         pad_with_first: bool = False,
         copy: bool = True,
+        recompile: bool | None = None,
     ) -> None:
         mode = gym.vector.AutoresetMode(autoreset_mode)
         if mode == gym.vector.AutoresetMode.DISABLED:
@@ -364,6 +370,11 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
         self._kept: np.ndarray | None = None  # The observations last given out.
         self._is_seeded = np.zeros(self.num_envs, bool)
         self._env_ids = np.arange(self.num_envs, dtype=np.int32)
+        self._recompiling: Any = None  # A tools.recompile.Background, while it works.
+        if recompile:
+            self._recompile(names)
+        elif recompile is None and os.environ.get("CHIMERA_ATARI_RECOMPILE") != "0":
+            self._use_cached(names)
 
     def reset(
         self,
@@ -440,8 +451,35 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
         self._vector.set_state(index, state)
         self._is_seeded[index] = True
 
+    def _recompile(self, games: Sequence[str]) -> None:
+        from tools import recompile
+
+        for game in games:
+            self._vector.use_translation(game, str(recompile.build(game)))
+
+    def _use_cached(self, games: Sequence[str]) -> None:
+        """Compiled games that the cache has; the others are made in the background."""
+        try:
+            from tools import recompile
+        except ImportError:  # Installed without the tools.
+            return
+        missing = []
+        for game in games:
+            try:
+                path = recompile.cached(game)
+                if path is None:
+                    missing.append(game)
+                else:
+                    self._vector.use_translation(game, str(path))
+            except (recompile.RecompileError, ValueError) as error:
+                recompile.warn(game, str(error))
+        if missing:
+            self._recompiling = recompile.Background(missing)
+
     def _arrays(self, out: np.ndarray | None) -> tuple[np.ndarray, ...]:
         """What a step writes: observations, rewards, ends, lives, frame numbers."""
+        if self._recompiling is not None:
+            self._adopt()
         n = self.num_envs
         shape = self.observation_space.shape or ()
         if out is None:
@@ -453,6 +491,14 @@ class NativeAtariVectorEnv(gym.vector.VectorEnv):
         if self.autoreset_mode == gym.vector.AutoresetMode.SAME_STEP:
             arrays += (np.zeros(shape, np.uint8),)
         return arrays
+
+    def _adopt(self) -> None:
+        """Takes what the compiler has made; before a step, as none may be under way."""
+        done = self._recompiling.is_done()
+        for game, path in self._recompiling.finished():
+            self._vector.use_translation(game, str(path))
+        if done:
+            self._recompiling = None
 
     def _info(self, arrays: tuple[np.ndarray, ...]) -> dict[str, Any]:
         names = ("lives", "frame_number", "episode_frame_number")

@@ -19,6 +19,9 @@ import monobeast
 
 ROOT = pathlib.Path(__file__).parent.parent
 
+# No compiler runs beside the tests; those of tools/recompile.py turn it on.
+os.environ["CHIMERA_ATARI_RECOMPILE"] = "0"
+
 if os.environ.get("CHIMERA_NO_LIBBEAST"):
     collect_ignore = [
         "test_ablations.py",
