@@ -277,7 +277,10 @@ def _run_compiler(command: list[str], end: float) -> None:
     try:
         said, _ = process.communicate(timeout=max(end - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
-        raise RecompileError(f"not done in time: {' '.join(command)}") from None
+        raise RecompileError(
+            f"not done in time, try again when the machine is less busy: "
+            f"{' '.join(command)}"
+        ) from None
     finally:
         if process.poll() is None:
             kill()
@@ -302,7 +305,10 @@ def main() -> None:
         parser.error("no games; name some, or pass --all")
     for game in games:
         start = time.monotonic()
-        path = build(game)
+        try:
+            path = build(game)
+        except RecompileError as error:
+            raise SystemExit(f"{game}: {error}") from error
         print(f"{game}: {path} ({time.monotonic() - start:.1f} s)", flush=True)
 
 
