@@ -24,8 +24,18 @@ def preprocess(
 ) -> Bytes: ...
 
 class Console:
+    """One game without preprocessing. two_phase runs and draws in two steps, as a GPU
+    would; any_rom takes a program of one's own in the place of the game."""
+
     def __init__(
-        self, rom: bytes, name: str, seed: int = 0, sticky_probability: float = 0.0
+        self,
+        rom: bytes,
+        name: str,
+        seed: int = 0,
+        sticky_probability: float = 0.0,
+        *,
+        two_phase: bool = False,
+        any_rom: bool = False,
     ) -> None: ...
     def reset(self) -> None: ...
     def act(self, action: int, draw: bool = True) -> int: ...
