@@ -10,8 +10,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 def supported_games() -> list[str]: ...
-def vector_games() -> list[str]: ...
-def palette() -> list[int]: ...
+def palette(pal: bool = False) -> list[int]: ...
 def preprocess(
     older: Bytes | None,
     latest: Bytes,
@@ -21,6 +20,7 @@ def preprocess(
     rgb_max: bool = False,
     simd: str = "auto",
     repeats: int = 1,
+    pal: bool = False,
 ) -> Bytes: ...
 
 class Console:
