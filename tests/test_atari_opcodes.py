@@ -63,6 +63,9 @@ ALIVE = 0xE5
 TIMER, TIMER_SET = 0x284, 0x294
 START, CODE_END = 0xF000, 0xFC0
 TESTS_PER_FRAME = 16
+# All but VSYNC, VBLANK, WSYNC and sound; those that move things more often, as random
+# writes seldom leave anything in its place.
+PICTURE_REGISTERS = [*range(0x04, 0x15), *range(0x1B, 0x2D), 0x1B, 0x1C, 0x2A]
 
 
 def to_absolute(opcode: int, address: int) -> bytes:
@@ -85,13 +88,13 @@ class Program:
         self.begin = self.here
 
     def add_subroutines(self) -> None:
-        draw_number = self.here  # A generator with four bytes of state.
+        self.draw_number = self.here  # A generator with four bytes of state.
         self.add([0xE6, X, 0xA5, A, 0x45, C, 0x45, X, 0x85, A, 0x18, 0x65, B, 0x85, B])
         self.add([0x4A, 0x18, 0x65, C, 0x45, A, 0x85, C, 0x60])
 
         self.draw_inputs = self.here
         for address in (IN_P, IN_A, IN_X, IN_Y, IN_M, TARGET):
-            self.call(draw_number)
+            self.call(self.draw_number)
             self.add([0x85, address])
         self.add([0x29, 0x1F, 0x09, MEMORY, 0x85, TARGET, 0x60])
 
@@ -300,6 +303,29 @@ class Program:
         self.add([*to_absolute(0xAE, TIMER + 1), *to_absolute(0xAC, TIMER)])
         self.end_test()
 
+    def check_picture(self) -> None:
+        """A picture of random writes at random times; collisions go to the sums."""
+        self.add([0xA2, 0x1F])  # New values while the screen is dark.
+        again = self.here
+        self.add([0x86, TARGET])
+        self.call(self.draw_number)
+        self.add([0xA6, TARGET, 0x95, MEMORY, 0xCA, 0x10, again - self.here - 7 & 0xFF])
+        self.add([0xA2, 0x02])  # Twice about 90 lines; with more it would be PAL.
+        again = self.here
+        while len(self.code) < CODE_END - 40:
+            kind = self.draw(20)
+            if kind == 0:
+                self.add([0x85, 0x02])  # WSYNC
+            elif kind < 4:
+                self.add([0xEA] * self.draw(6))
+            elif kind < 6:
+                result = SUM + self.draw(NUM_OUT)
+                self.add([0xA5, self.draw(8), 0x45, result, 0x85, result])
+            else:
+                self.add([0xA5, MEMORY + self.draw(32)])
+                self.add([0x85, int(self.random.choice(PICTURE_REGISTERS))])
+        self.add([0xCA, 0xF0, 0x03, *to_absolute(0x4C, again)])
+
 
 def programs(seed: int) -> list[Program]:
     """Programs that have every opcode but the jams, in an order of their own."""
@@ -390,8 +416,27 @@ def test_an_opcode_alone(opcode, tmp_path):
     assert compare(program.rom(), tmp_path, 100) == 0
 
 
-@pytest.mark.parametrize("opcode", JAMS[:1])
+@pytest.mark.slow
+@pytest.mark.parametrize("opcode", JAMS)
 def test_a_jam_stops_the_cpu_for_good(opcode, tmp_path):
+    """Found when the console is switched on; ale-py says "Illegal Instruction!"."""
     program = Program(1)
     program.add([0xA9, 0x44, 0x85, 0x09, opcode])
-    compare(program.rom(), tmp_path, 5)
+    compare(program.rom(), tmp_path, 3)
+
+
+def test_pictures_of_random_writes_are_as_in_ale(tmp_path):
+    for seed in range(3):
+        program = Program(seed)
+        program.check_picture()
+        compare(program.rom(), tmp_path, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(100, 500, 20))
+def test_many_pictures_of_random_writes_are_as_in_ale(first, tmp_path):
+    for seed in range(first, first + 20):
+        program = Program(seed)
+        program.check_picture()
+        compare(program.rom(), tmp_path, 300)
