@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import traces
+
 libatari = pytest.importorskip("libatari")
 
 ROMS = Path(ale_py.__file__).parent / "roms"
@@ -227,6 +229,23 @@ def test_20000_frames_are_as_in_ale(name: str, seed: int) -> None:
     actions = ALL_ACTIONS if all_actions else minimal_actions(pair.ale)
     play(pair, 20000, seed, actions, draw_probability)
     assert pair.num_resets > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.parametrize("path", sorted(traces.DATA.glob("*.json")), ids=lambda p: p.stem)
+def test_games_that_were_played_well_are_as_in_ale(path: Path, two_phase: bool) -> None:
+    """See tests/traces.py: points that are won, bricks that are gone, whole games."""
+    trace = traces.Trace.load(path)
+    pair = Pair(trace.game, seed=0, two_phase=two_phase)
+    score = 0
+    for action in trace.actions:
+        if action == traces.RESET:
+            pair.reset()
+        else:
+            score += pair.act(action)
+    assert score == trace.score > 0
 
 
 @pytest.mark.slow
