@@ -136,12 +136,10 @@ def test_every_kind_of_cartridge_is_as_in_ale(name: str) -> None:
     play(pair, 200, 3, minimal_actions(pair.ale))
 
 
-@pytest.mark.parametrize(
-    "name", ["pong", "ms_pacman", "hero", "montezuma_revenge", "krull", "air_raid"]
-)
+@pytest.mark.parametrize("name", ["pong", "ms_pacman", "krull", "air_raid"])
 def test_frames_in_two_phases_are_as_in_ale(name: str) -> None:
     pair = Pair(name, seed=4, sticky=0.25, two_phase=True)
-    play(pair, 300, 4, ALL_ACTIONS, draw_probability=0.5, reset_every=200)
+    play(pair, 200, 4, ALL_ACTIONS, draw_probability=0.5, reset_every=150)
 
 
 def test_pal_is_as_in_ale() -> None:
@@ -234,7 +232,9 @@ def test_20000_frames_are_as_in_ale(name: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("two_phase", [False, True])
-@pytest.mark.parametrize("path", sorted(traces.DATA.glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(traces.DATA.glob("*.json")), ids=lambda p: p.stem
+)
 def test_games_that_were_played_well_are_as_in_ale(path: Path, two_phase: bool) -> None:
     """See tests/traces.py: points that are won, bricks that are gone, whole games."""
     trace = traces.Trace.load(path)

@@ -426,10 +426,9 @@ def test_a_jam_stops_the_cpu_for_good(opcode, tmp_path):
 
 
 def test_pictures_of_random_writes_are_as_in_ale(tmp_path):
-    for seed in range(3):
-        program = Program(seed)
-        program.check_picture()
-        compare(program.rom(), tmp_path, 60)
+    program = Program(seed=1)
+    program.check_picture()
+    compare(program.rom(), tmp_path, 60)
 
 
 @pytest.mark.slow

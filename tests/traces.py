@@ -46,12 +46,11 @@ class Trace:
         packed = base64.b64decode(fields.pop("actions"))
         return cls(actions=list(zlib.decompress(packed)), **fields)
 
-    def save(self) -> Path:
+    def save(self, directory: Path) -> Path:
         fields = dataclasses.asdict(self)
         packed = zlib.compress(bytes(self.actions), 9)
         fields["actions"] = base64.b64encode(packed).decode()
-        path = DATA / f"{self.game}_{self.player}.json"
-        path.parent.mkdir(exist_ok=True)
+        path = directory / f"{self.game}_{self.player}.json"
         path.write_text(json.dumps(fields, indent=1) + "\n")
         return path
 
@@ -146,7 +145,10 @@ def record_trained(savedir: str, xpid: str, seed: int) -> Trace:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="where files go")
     players = parser.add_subparsers(dest="player", required=True)
     scripted = players.add_parser("scripted")
     scripted.add_argument("game", choices=SCRIPTS)
@@ -160,7 +162,7 @@ def main() -> None:
         trace = record_scripted(flags.game, flags.max_frames)
     else:
         trace = record_trained(flags.savedir, flags.xpid, flags.seed)
-    path = trace.save()
+    path = trace.save(flags.data)
     print(f"{path}: {len(trace.actions)} frames, {trace.score} points")
 
 

@@ -429,7 +429,6 @@ BEAST_HD inline int32_t start_frame(TiaState& tia, const TiaWindow& window,
   tia.window_end = tia.drawn_to + kLineClocks * window.height;
   tia.last_cycle = (window.max_lines + 1) * kLineCycles - 1;
   tia.hmove_blanks = window.hmove_blanks;
-  tia.greyed = 0;
   if (window.color_loss) {
     tia.color_loss = shift / kLineCycles & 1;
     for (uint8_t& color : tia.colors) {
