@@ -65,7 +65,7 @@ struct TiaState {
   uint8_t drawing;  // Of this frame: one of Drawing.
   uint8_t stop;     // The frame is complete.
   uint8_t partial;  // The last frame ran out of instructions.
-  uint8_t buffer;  // Of Screens, that holds the current frame.
+  uint8_t buffer;   // Of Screens, that holds the current frame.
   uint8_t color_loss;
   uint8_t hmove_blanks;  // HMOVE may blank the beginning of a line.
 

@@ -135,11 +135,11 @@ PYBIND11_MODULE(libatari, module) {
   module.doc() = "Atari 2600 games as in ale-py, frame by frame the same.";
   module.def("supported_games", &beast::atari::supported_games);
   py::class_<Console>(module, "Console")
-      .def(
-          py::init<const py::bytes&, const std::string&, uint32_t, double, bool, bool>(),
-          py::arg("rom"), py::arg("name"), py::arg("seed") = 0,
-          py::arg("sticky_probability") = 0.0, py::kw_only(),
-          py::arg("two_phase") = false, py::arg("any_rom") = false)
+      .def(py::init<const py::bytes&, const std::string&, uint32_t, double, bool,
+                    bool>(),
+           py::arg("rom"), py::arg("name"), py::arg("seed") = 0,
+           py::arg("sticky_probability") = 0.0, py::kw_only(),
+           py::arg("two_phase") = false, py::arg("any_rom") = false)
       .def("reset", &Console::reset)
       .def("act", &Console::act, py::arg("action"), py::arg("draw") = true)
       .def("run", &Console::run, py::arg("actions"), py::arg("draws"))

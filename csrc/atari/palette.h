@@ -59,15 +59,15 @@ constexpr uint8_t ale_grey_of(uint32_t color) {
                               0.1140 * (color & 0xFF) + 0.5);
 }
 
-// 0xRRGGBB of any number. Odd ones are of PAL, which loses its colours in frames with an
-// odd number of lines.
+// 0xRRGGBB of any number. Odd ones are of PAL, which loses its colours in frames with
+// an odd number of lines.
 constexpr uint32_t color_of(int number, bool pal) {
   const uint32_t color = (pal ? kPalColors : kNtscColors)[number >> 1];
   return number & 1 ? 0x010101u * ale_grey_of(color) : color;
 }
 
-// What ale-py's getScreenGrayscale gives for a number. That of an odd one is no grey but
-// the blue of the next number.
+// What ale-py's getScreenGrayscale gives for a number. That of an odd one is no grey
+// but the blue of the next number.
 constexpr uint8_t screen_grey_of(int number, bool pal) {
   if (number & 1) return static_cast<uint8_t>(color_of((number + 1) & 0xFF, pal));
   return ale_grey_of(color_of(number, pal));

@@ -534,7 +534,7 @@ BEAST_HD inline void show_ball(TiaState& tia) {
   set_enabled(tia, kBl, tia.vdelbl ? tia.old_enabl : tia.enabl);
 }
 
-// Writes a register, after the cycle's access; WSYNC is the CPU's business.
+// What a write does, after the cycle's access; WSYNC is the CPU's business.
 BEAST_HD BEAST_ALWAYS_INLINE void set_register(TiaState& tia, uint8_t* pixels,
                                                uint32_t reg, uint8_t value,
                                                int32_t cycle) {
@@ -780,11 +780,18 @@ BEAST_HD BEAST_NOINLINE inline void note(uint8_t* pixels, uint32_t reg, uint8_t 
   log.accesses[log.count++] = {cycle, static_cast<uint8_t>(reg), value};
 }
 
+// A write by the CPU.
+BEAST_HD BEAST_ALWAYS_INLINE void write_register(TiaState& tia, uint8_t* pixels,
+                                                 uint32_t reg, uint8_t value,
+                                                 int32_t cycle) {
+  if (BEAST_UNLIKELY(tia.drawing == kLogged)) note(pixels, reg, value, cycle);
+  set_register(tia, pixels, reg, value, cycle);
+}
+
 BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
                                               uint32_t reg, uint8_t value,
                                               int32_t cycle) {
-  if (BEAST_UNLIKELY(tia.drawing == kLogged)) note(pixels, reg, value, cycle);
-  set_register(tia, pixels, reg, value, cycle);
+  write_register(tia, pixels, reg, value, cycle);
 }
 
 // Draws up to a cycle for something that is no write.

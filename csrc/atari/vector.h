@@ -298,12 +298,12 @@ class Vector {
         options_.grey ? std::vector{Channel::kGrey}
                       : std::vector{Channel::kRed, Channel::kGreen, Channel::kBlue};
     for (const Channel channel : channels) {
-      playable.channels.emplace_back(
-          atari::height(*playable.game), is_pal(*playable.game), options_.height,
-          options_.width, channel,
-          options_.rgb_max ? Preprocessor::Maximum::kOfRgb
-                           : Preprocessor::Maximum::kOfGrey,
-          options_.simd);
+      playable.channels.emplace_back(atari::height(*playable.game),
+                                     is_pal(*playable.game), options_.height,
+                                     options_.width, channel,
+                                     options_.rgb_max ? Preprocessor::Maximum::kOfRgb
+                                                      : Preprocessor::Maximum::kOfGrey,
+                                     options_.simd);
     }
     return playable;
   }
