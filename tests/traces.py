@@ -46,6 +46,21 @@ class Trace:
         packed = base64.b64decode(fields.pop("actions"))
         return cls(actions=list(zlib.decompress(packed)), **fields)
 
+    def check(self) -> None:
+        """Raises ValueError where the actions do not earn the score once more."""
+        console = libatari.Console((ROMS / f"{self.game}.bin").read_bytes(), self.game)
+        score = 0
+        for action in self.actions:
+            if action == RESET:
+                console.reset()
+            else:
+                score += console.act(action, draw=False)
+        if score != self.score:
+            raise ValueError(
+                f"these actions of {self.game} earned {self.score} and now {score}; "
+                "record without sticky actions, a game whose reset counts no frames"
+            )
+
     def save(self, directory: Path) -> Path:
         fields = dataclasses.asdict(self)
         packed = zlib.compress(bytes(self.actions), 9)
@@ -162,6 +177,7 @@ def main() -> None:
         trace = record_scripted(flags.game, flags.max_frames)
     else:
         trace = record_trained(flags.savedir, flags.xpid, flags.seed)
+    trace.check()
     path = trace.save(flags.data)
     print(f"{path}: {len(trace.actions)} frames, {trace.score} points")
 
