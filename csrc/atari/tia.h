@@ -736,8 +736,8 @@ BEAST_HD BEAST_ALWAYS_INLINE void set_register(TiaState& tia, uint8_t* pixels,
 // What the first phase leaves for the second. Working memory, not a part of a machine's
 // state: it is empty between frames.
 struct TiaLog {
-  // More than a frame of any game has; a full log is drawn at once, which is slower and
-  // gives the same picture.
+  // Games write about 1,000 times per frame. A full log is drawn at once, which gives
+  // the same picture.
   static constexpr int kCapacity = 4096;
   static constexpr uint8_t kRead = 0x40;  // No register: something was only looked at.
   struct Access {
