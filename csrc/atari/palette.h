@@ -62,7 +62,7 @@ constexpr uint8_t ale_grey_of(uint32_t color) {
 // 0xRRGGBB of any number. Odd ones are of PAL, which loses its colours in frames with
 // an odd number of lines.
 constexpr uint32_t color_of(int number, bool pal) {
-  const uint32_t color = (pal ? kPalColors : kNtscColors)[number >> 1];
+  const uint32_t color = pal ? kPalColors[number >> 1] : kNtscColors[number >> 1];
   return number & 1 ? 0x010101u * ale_grey_of(color) : color;
 }
 
