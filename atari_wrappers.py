@@ -238,7 +238,7 @@ def atari_engine(env_id: str, engine: Engine = "auto") -> Literal["native", "ale
         error = ImportError(
             f"libatari is not built ({NO_LIBATARI}); run: make libatari"
         )
-    elif (game := gym.spec(env_id).kwargs["game"]) not in libatari.vector_games():
+    elif (game := gym.spec(env_id).kwargs["game"]) not in libatari.supported_games():
         error = gym.error.Error(f"the native engine does not have the game {game!r}")
     else:
         return "native"

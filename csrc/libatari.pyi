@@ -12,8 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 def supported_games() -> list[str]: ...
 def headers() -> list[tuple[str, str]]: ...
 def translate(rom: bytes, name: str) -> str: ...
-def vector_games() -> list[str]: ...
-def palette() -> list[int]: ...
+def palette(pal: bool = False) -> list[int]: ...
 def preprocess(
     older: Bytes | None,
     latest: Bytes,
@@ -23,11 +22,22 @@ def preprocess(
     rgb_max: bool = False,
     simd: str = "auto",
     repeats: int = 1,
+    pal: bool = False,
 ) -> Bytes: ...
 
 class Console:
+    """One game without preprocessing. two_phase runs and draws in two steps, as a GPU
+    would; any_rom takes a program of one's own in the place of the game."""
+
     def __init__(
-        self, rom: bytes, name: str, seed: int = 0, sticky_probability: float = 0.0
+        self,
+        rom: bytes,
+        name: str,
+        seed: int = 0,
+        sticky_probability: float = 0.0,
+        *,
+        two_phase: bool = False,
+        any_rom: bool = False,
     ) -> None: ...
     def reset(self) -> None: ...
     def act(self, action: int, draw: bool = True) -> int: ...

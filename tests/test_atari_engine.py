@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import traces
+
 libatari = pytest.importorskip("libatari")
 
 ROMS = Path(ale_py.__file__).parent / "roms"
@@ -49,10 +51,14 @@ def minimal_actions(ale: ale_py.ALEInterface) -> list[int]:
 class Pair:
     """A game in ale-py and in ours, which are to stay the same."""
 
-    def __init__(self, name: str, seed: int, sticky: float = 0.0) -> None:
+    def __init__(
+        self, name: str, seed: int, sticky: float = 0.0, two_phase: bool = False
+    ) -> None:
         self.name = name
         self.ale = make_ale(name, seed, sticky)
-        self.ours = libatari.Console(read_rom(name), name, seed, sticky)
+        self.ours = libatari.Console(
+            read_rom(name), name, seed, sticky, two_phase=two_phase
+        )
         self.num_frames = self.num_resets = 0
         self.drawn = True
         self.check()
@@ -128,6 +134,12 @@ def test_sticky_actions_and_undrawn_frames_are_as_in_ale(name: str) -> None:
 def test_every_kind_of_cartridge_is_as_in_ale(name: str) -> None:
     pair = Pair(name, seed=3)
     play(pair, 200, 3, minimal_actions(pair.ale))
+
+
+@pytest.mark.parametrize("name", ["pong", "ms_pacman", "krull", "air_raid"])
+def test_frames_in_two_phases_are_as_in_ale(name: str) -> None:
+    pair = Pair(name, seed=4, sticky=0.25, two_phase=True)
+    play(pair, 200, 4, ALL_ACTIONS, draw_probability=0.5, reset_every=150)
 
 
 def test_pal_is_as_in_ale() -> None:
@@ -215,6 +227,33 @@ def test_20000_frames_are_as_in_ale(name: str, seed: int) -> None:
     actions = ALL_ACTIONS if all_actions else minimal_actions(pair.ale)
     play(pair, 20000, seed, actions, draw_probability)
     assert pair.num_resets > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.parametrize(
+    "path", sorted(traces.DATA.glob("*.json")), ids=lambda p: p.stem
+)
+def test_games_that_were_played_well_are_as_in_ale(path: Path, two_phase: bool) -> None:
+    """See tests/traces.py: points that are won, bricks that are gone, whole games."""
+    trace = traces.Trace.load(path)
+    pair = Pair(trace.game, seed=0, two_phase=two_phase)
+    score = 0
+    for action in trace.actions:
+        if action == traces.RESET:
+            pair.reset()
+        else:
+            score += pair.act(action)
+    assert score == trace.score > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", libatari.supported_games())
+def test_20000_frames_in_two_phases_are_as_in_ale(name: str) -> None:
+    pair = Pair(name, seed=4, sticky=0.25, two_phase=True)
+    play(pair, 20000, 4, ALL_ACTIONS, draw_probability=0.5)
 
 
 @pytest.mark.slow

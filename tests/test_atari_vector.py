@@ -65,30 +65,42 @@ def play_both(game, num_steps, num_envs=2, seed=5, **options):
 # --------------------------------------------------------------------- preprocessing
 
 
-def test_the_palette_is_that_of_ale(tmp_path):
-    """Read off a program that gives every scan line its own colour."""
+def load_colors(directory, lines_after):
+    """A console that gives every scan line of 256 its own colour, others each frame."""
     program = bytes.fromhex(
         "78 D8 A2 FF 9A"  # SEI, CLD, LDX #$FF, TXS
         "A9 02 85 00 85 02 85 02 85 02"  # VSYNC on for three lines.
-        "A9 00 85 00 85 01 A0 00 A2 00"  # VSYNC and VBLANK off, Y = X = 0.
+        "A9 00 85 00 85 01 A0 00 A6 80"  # VSYNC and VBLANK off, Y = 0, X counts.
         "86 09 85 02 E8 E8 88 D0 F7"  # 256 lines: COLUBK = X, X += 2.
-        "85 02 85 02 4C 05 F0"  # Two more, then the next frame.
+        f"A2 {lines_after:02X} 85 02 CA D0 FB"  # More of them,
+        "E6 80 E6 80 4C 05 F0"  # then the next frame.
     )
     rom = program.ljust(0xFFC, b"\xea") + b"\x00\xf0\x00\xf0"
-    path = tmp_path / "assault.bin"  # A game that resets without waiting for anything.
+    path = directory / "assault.bin"  # A game that resets without waiting for anything.
     path.write_bytes(rom)
     ale = ale_py.ALEInterface()
     ale.loadROM(path)
-    for _ in range(4):
+    return ale
+
+
+# Lines behind the picture: few for NTSC; PAL's frames lose their colours where the
+# number of all lines is odd, and then have other numbers.
+@pytest.mark.parametrize(("lines_after", "pal"), [(2, False), (50, True), (51, True)])
+def test_the_palette_is_that_of_ale(tmp_path, lines_after, pal):
+    ale = load_colors(tmp_path, lines_after)
+    numbers, colors, greys = [], [], []
+    for _ in range(8):
         ale.act(0)
-    numbers, colors = ale.getScreen().ravel(), ale.getScreenRGB().reshape(-1, 3)
-    grey = ale.getScreenGrayscale().ravel()
-    palette = np.array(libatari.palette())
-    assert {*numbers} == {*range(0, 256, 2)}
-    rgb = (palette[numbers >> 1][:, None] >> [16, 8, 0]) & 255
+        numbers.append(ale.getScreen())
+        colors.append(ale.getScreenRGB())
+        greys.append(ale.getScreenGrayscale())
+    assert {*np.unique(numbers)} == {*range(int(lines_after == 50), 256, 2)}
+    palette = np.array(libatari.palette(pal))
+    rgb = (palette[np.array(numbers)][..., None] >> [16, 8, 0]) & 255
     np.testing.assert_array_equal(rgb, colors)
-    found = cv2.cvtColor(rgb.astype(np.uint8)[None], cv2.COLOR_RGB2GRAY)[0]
-    np.testing.assert_array_equal(found, grey)
+    size = {"height": numbers[0].shape[0], "width": 160, "pal": pal}
+    for number, grey in zip(numbers, greys, strict=True):
+        np.testing.assert_array_equal(libatari.preprocess(None, number, **size), grey)
 
 
 def screens(rng, height):
@@ -102,7 +114,7 @@ def screens(rng, height):
 
 
 def rgb_of(screen):
-    palette = np.array(libatari.palette())[screen >> 1]  # [H, 160]
+    palette = np.array(libatari.palette())[screen]  # [H, 160]
     return ((palette[..., None] >> [16, 8, 0]) & 255).astype(np.uint8)
 
 
@@ -199,6 +211,11 @@ def test_games_without_fire_or_with_other_starts(game):
     play_both(game, 60, full_action_space=game == "freeway")
 
 
+@pytest.mark.parametrize("grayscale", [True, False])
+def test_pal_games_have_their_colours(grayscale):
+    play_both("air_raid", 40, grayscale=grayscale)
+
+
 def test_seeds_and_partial_resets_are_those_of_ale():
     ale, ours = AtariVectorEnv("breakout", 3), native("breakout", 3)
     seeds = np.array([5, 50, 2**31 - 1])
@@ -219,7 +236,9 @@ def test_without_a_seed_starts_differ():
     assert first["frame_number"].tolist() != second["frame_number"].tolist()
 
 
-@pytest.mark.parametrize("game", ["Breakout", "MsPacman"])
+@pytest.mark.parametrize(
+    "game", ["Breakout", "MsPacman", pytest.param("AirRaid", marks=pytest.mark.slow)]
+)
 def test_the_maximum_of_rgb_is_that_of_the_wrappers(game):
     """Frames, maximum of RGB, grey, resize and stack, done one by one with OpenCV."""
     name = gym.spec(f"ALE/{game}-v5").kwargs["game"]

@@ -31,11 +31,12 @@ BEAST_HD inline TiaWindow window_of(const Game& game, bool pal) {
           !(game.info.flags & kNoHmoveBlanks), pal};
 }
 
-// Runs the machine for one frame; the controls stay as they are.
+// Runs the machine for one frame; the controls stay as they are. With a log the frame
+// is not drawn: draw_log does that.
 BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& screens,
-                               bool draw, bool pal) {
+                               bool draw, bool pal, TiaLog* log = nullptr) {
   TiaState& tia = machine.tia;
-  tia.drawing = draw;
+  tia.drawing = log ? kLogged : draw ? kDrawn : kUndrawn;
   // A program that hangs gets partial frames for ever: its clock must not overflow.
   if (!tia.partial || machine.cpu.cycles > 100'000'000) {
     const int32_t shift = start_frame(tia, window_of(game, pal), machine.cpu.cycles);
@@ -46,8 +47,12 @@ BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& scre
   tia.partial = 1;
   tia.stop = 0;
   uint8_t* pixels = screens.pixels[tia.buffer];
+  if (log) {
+    start_log(*log, tia, pixels);
+    pixels = reinterpret_cast<uint8_t*>(log);
+  }
   run_instructions(game, machine, pixels);
-  if (tia.stop) catch_up(tia, pixels, 3 * machine.cpu.cycles);
+  if (tia.stop) look(tia, pixels, machine.cpu.cycles);
 }
 
 BEAST_HD inline void reset_system(const Game& game, Machine& machine,
@@ -102,9 +107,10 @@ BEAST_HD inline void press(const Game& game, ControlsState& controls, int action
 
 // A frame with an action, after which the rules look.
 BEAST_HD inline void emulate(const Game& game, Machine& machine, Screens& screens,
-                             int action, uint8_t switches_pressed, bool draw) {
+                             int action, uint8_t switches_pressed, bool draw,
+                             TiaLog* log = nullptr) {
   press(game, machine.controls, action, switches_pressed);
-  run_frame(game, machine, screens, draw, game.pal);
+  run_frame(game, machine, screens, draw, game.pal, log);
   step_rules(game.info, machine.riot.ram, machine.rules);
 }
 
@@ -133,7 +139,8 @@ BEAST_HD inline void press_select(const Game& game, Machine& machine, Screens& s
 }
 
 BEAST_HD inline int act(const Game& game, Machine& machine, Screens& screens,
-                        int action, bool draw) {
+                        int action, bool draw, TiaLog* log) {
+  if (log) log->count = 0;  // Should nothing run.
   // Two draws per frame, whatever the probability.
   const double scale = 1.0 / 4294967296.0;
   if (next_random(machine.sticky_random) * scale >= machine.sticky_probability) {
@@ -144,7 +151,7 @@ BEAST_HD inline int act(const Game& game, Machine& machine, Screens& screens,
   int accepted = machine.actions[0];
   if (game.info.id == GameId::skiing && has_fire(accepted)) accepted = kNoop;
   emulate(game, machine, screens, accepted, 0,
-          draw || (game.info.flags & kShortFrames) != 0);
+          draw || (game.info.flags & kShortFrames) != 0, log);
   count_frame(machine);
   return machine.rules.reward;
 }

@@ -205,7 +205,9 @@ struct CpuCore {
       const int borrow = 1 - c;
       int difference = from_bcd(a) - from_bcd(value) - borrow;
       if (difference < 0) difference += 100;
-      a = to_bcd(difference & 0xFF);
+      // Still below 0 where digits were above 9; ale-py then takes another table's end.
+      a = difference < 0 ? static_cast<uint8_t>(from_bcd(difference & 0xFF))
+                         : to_bcd(difference);
       c = old >= value + borrow;
       machine.cpu.v = ((old ^ a) & (a ^ value)) >> 7;
     }

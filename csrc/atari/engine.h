@@ -21,13 +21,15 @@
 #include "atari/game.h"
 #include "atari/machine.h"
 #include "atari/platform.h"
+#include "atari/tia.h"
 
 namespace beast::atari {
 
 // Throws std::invalid_argument, saying what is wrong, for a name that is not among
 // supported_games() and for bytes that are not the ROM that ale-py ships as this game.
+// any_rom is for programs of one's own in this game's place: their size must be right.
 std::unique_ptr<const Game> load_game(std::span<const uint8_t> rom,
-                                      std::string_view name);
+                                      std::string_view name, bool any_rom = false);
 
 // The names as in ale_py, for example "pong" and "ms_pacman".
 std::vector<std::string> supported_games();
@@ -45,8 +47,12 @@ BEAST_HD inline void reset_game(const Game& game, Machine& machine, Screens& scr
 // Runs one frame with one of ale-py's 18 actions and returns the reward. After the game
 // is over it runs nothing and returns 0. Where draw is false the picture may be wrong
 // afterwards, all else is right.
+//
+// With a log the frame is run in two phases: draw is not looked at, the picture is left
+// to draw_log(*log) of tia.h. Logs of one machine are drawn in the order of its frames
+// and before the next frame but one.
 BEAST_HD inline int act(const Game& game, Machine& machine, Screens& screens,
-                        int action, bool draw);
+                        int action, bool draw, TiaLog* log = nullptr);
 
 // The last frame, [height(game), kWidth] colour numbers as ale-py's getScreen gives.
 BEAST_HD inline const uint8_t* picture(const Machine& machine, const Screens& screens);

@@ -43,6 +43,12 @@ struct Coverage {
 
 enum Object { kP0, kM0, kP1, kM1, kPf, kBl, kNumObjects };
 
+enum Drawing : uint8_t {
+  kUndrawn,  // Nobody looks at this frame's picture.
+  kDrawn,
+  kLogged,  // It is drawn later, from a TiaLog.
+};
+
 struct TiaState {
   // Times in colour clocks since the beginning of the scan line in which the frame
   // began, so that a time modulo 228 is a place in its line.
@@ -56,11 +62,10 @@ struct TiaState {
   int32_t dump_released_at;  // In cycles.
   int32_t frame_offset;      // In cycles: where in its line the frame began.
 
-  uint8_t drawing;  // Whether this frame's picture is wanted.
+  uint8_t drawing;  // Of this frame: one of Drawing.
   uint8_t stop;     // The frame is complete.
   uint8_t partial;  // The last frame ran out of instructions.
-  uint8_t greyed;
-  uint8_t buffer;  // Of Screens, that holds the current frame.
+  uint8_t buffer;   // Of Screens, that holds the current frame.
   uint8_t color_loss;
   uint8_t hmove_blanks;  // HMOVE may blank the beginning of a line.
 

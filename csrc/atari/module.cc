@@ -42,8 +42,10 @@ std::vector<std::pair<std::string, std::string>> headers() {
 class Console {
  public:
   Console(const py::bytes& rom, const std::string& name, uint32_t seed,
-          double sticky_probability)
-      : game_(load(rom, name)), state_(std::make_unique<State>()) {
+          double sticky_probability, bool two_phase, bool any_rom)
+      : game_(load(rom, name, any_rom)),
+        state_(std::make_unique<State>()),
+        log_(two_phase ? std::make_unique<TiaLog>() : nullptr) {
     power_on(*game_, state_->machine, state_->screens, seed, sticky_probability);
   }
 
@@ -51,7 +53,7 @@ class Console {
 
   int act(int action, bool draw) {
     check_action(action);
-    return atari::act(*game_, state_->machine, state_->screens, action, draw);
+    return run_frame(action, draw);
   }
 
   // act() for every one of actions, a reset wherever the game is over; the sum of what
@@ -67,8 +69,7 @@ class Console {
     for (py::ssize_t i = 0; i < count; ++i) check_action(action[i]);
     const py::gil_scoped_release release;
     for (py::ssize_t i = 0; i < count; ++i) {
-      sum +=
-          atari::act(*game_, state_->machine, state_->screens, action[i], draw[i] != 0);
+      sum += run_frame(action[i], draw[i] != 0);
       if (is_over(state_->machine)) reset();
     }
     return sum;
@@ -117,11 +118,18 @@ class Console {
     Screens screens;
   };
 
-  static std::unique_ptr<const Game> load(const py::bytes& rom,
-                                          const std::string& name) {
+  static std::unique_ptr<const Game> load(const py::bytes& rom, const std::string& name,
+                                          bool any_rom) {
     const std::string_view bytes = rom;
     return load_game({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
-                     name);
+                     name, any_rom);
+  }
+  int run_frame(int action, bool draw) {
+    TiaLog* log = draw ? log_.get() : nullptr;
+    const int reward =
+        atari::act(*game_, state_->machine, state_->screens, action, draw, log);
+    if (log) draw_log(*log);
+    return reward;
   }
   static void check_action(int action) {
     if (action < 0 || action >= kNumActions) {
@@ -132,6 +140,7 @@ class Console {
 
   std::unique_ptr<const Game> game_;
   std::unique_ptr<State> state_;
+  std::unique_ptr<TiaLog> log_;  // Of frames that are drawn; null: in one phase.
 };
 
 }  // namespace
@@ -150,9 +159,11 @@ PYBIND11_MODULE(libatari, module) {
   module.def("headers", &beast::atari::headers);
   module.def("translate", &beast::atari::translate, py::arg("rom"), py::arg("name"));
   py::class_<Console>(module, "Console")
-      .def(py::init<const py::bytes&, const std::string&, uint32_t, double>(),
+      .def(py::init<const py::bytes&, const std::string&, uint32_t, double, bool,
+                    bool>(),
            py::arg("rom"), py::arg("name"), py::arg("seed") = 0,
-           py::arg("sticky_probability") = 0.0)
+           py::arg("sticky_probability") = 0.0, py::kw_only(),
+           py::arg("two_phase") = false, py::arg("any_rom") = false)
       .def("reset", &Console::reset)
       .def("act", &Console::act, py::arg("action"), py::arg("draw") = true)
       .def("run", &Console::run, py::arg("actions"), py::arg("draws"))

@@ -7,7 +7,7 @@
 
 namespace beast::atari {
 
-// 0xRRGGBB of the colour number 2 i; NTSC has no odd ones.
+// 0xRRGGBB of the colour number 2 i.
 // clang-format off
 inline constexpr uint32_t kNtscColors[128] = {
     0x000000, 0x4A4A4A, 0x6F6F6F, 0x8E8E8E, 0xAAAAAA, 0xC0C0C0, 0xD6D6D6, 0xECECEC,
@@ -27,11 +27,50 @@ inline constexpr uint32_t kNtscColors[128] = {
     0x303800, 0x505916, 0x6D762B, 0x88923E, 0xA0AB4F, 0xB7C25F, 0xCCD86E, 0xE0EC7C,
     0x482C00, 0x694D14, 0x866A26, 0xA28638, 0xBB9F47, 0xD2B656, 0xE8CC63, 0xFCE070,
 };
+
+inline constexpr uint32_t kPalColors[128] = {
+    0x000000, 0x2B2B2B, 0x525252, 0x767676, 0x979797, 0xB6B6B6, 0xD2D2D2, 0xECECEC,
+    0x000000, 0x2B2B2B, 0x525252, 0x767676, 0x979797, 0xB6B6B6, 0xD2D2D2, 0xECECEC,
+    0x805800, 0x96711A, 0xAB8732, 0xBE9C48, 0xCFAF5C, 0xDFC06F, 0xEED180, 0xFCE090,
+    0x445C00, 0x5E791A, 0x769332, 0x8CAC48, 0xA0C25C, 0xB3D76F, 0xC4EA80, 0xD4FC90,
+    0x703400, 0x89511A, 0xA06B32, 0xB68448, 0xC99A5C, 0xDCAF6F, 0xECC280, 0xFCD490,
+    0x006414, 0x1A8035, 0x329852, 0x48B06E, 0x5CC587, 0x6FD99E, 0x80EBB4, 0x90FCC8,
+    0x700014, 0x891A35, 0xA03252, 0xB6486E, 0xC95C87, 0xDC6F9E, 0xEC80B4, 0xFC90C8,
+    0x005C5C, 0x1A7676, 0x328E8E, 0x48A4A4, 0x5CB8B8, 0x6FCBCB, 0x80DCDC, 0x90ECEC,
+    0x70005C, 0x841A74, 0x963289, 0xA8489E, 0xB75CB0, 0xC66FC1, 0xD380D1, 0xE090E0,
+    0x003C70, 0x195A89, 0x2F75A0, 0x448EB6, 0x57A5C9, 0x68BADC, 0x79CEEC, 0x88E0FC,
+    0x580070, 0x6E1A89, 0x8332A0, 0x9648B6, 0xA75CC9, 0xB76FDC, 0xC680EC, 0xD490FC,
+    0x002070, 0x193F89, 0x2F5AA0, 0x4474B6, 0x578BC9, 0x68A1DC, 0x79B5EC, 0x88C8FC,
+    0x340080, 0x4A1A96, 0x5F32AB, 0x7248BE, 0x835CCF, 0x936FDF, 0xA280EE, 0xB090FC,
+    0x000088, 0x1A1A9D, 0x3232B0, 0x4848C2, 0x5C5CD2, 0x6F6FE1, 0x8080EF, 0x9090FC,
+    0x000000, 0x2B2B2B, 0x525252, 0x767676, 0x979797, 0xB6B6B6, 0xD2D2D2, 0xECECEC,
+    0x000000, 0x2B2B2B, 0x525252, 0x767676, 0x979797, 0xB6B6B6, 0xD2D2D2, 0xECECEC,
+};
 // clang-format on
 
-// As OpenCV converts RGB to grey; for these colours ale-py's own grey is the same.
+// As OpenCV converts RGB to grey.
 constexpr uint8_t grey_of(int red, int green, int blue) {
   return static_cast<uint8_t>((9798 * red + 19235 * green + 3735 * blue + 16384) >> 15);
+}
+
+// As ale-py does; of all colours of both tables one differs, by 1.
+constexpr uint8_t ale_grey_of(uint32_t color) {
+  return static_cast<uint8_t>(0.2989 * (color >> 16) + 0.5870 * (color >> 8 & 0xFF) +
+                              0.1140 * (color & 0xFF) + 0.5);
+}
+
+// 0xRRGGBB of any number. Odd ones are of PAL, which loses its colours in frames with
+// an odd number of lines.
+constexpr uint32_t color_of(int number, bool pal) {
+  const uint32_t color = pal ? kPalColors[number >> 1] : kNtscColors[number >> 1];
+  return number & 1 ? 0x010101u * ale_grey_of(color) : color;
+}
+
+// What ale-py's getScreenGrayscale gives for a number. That of an odd one is no grey
+// but the blue of the next number.
+constexpr uint8_t screen_grey_of(int number, bool pal) {
+  if (number & 1) return static_cast<uint8_t>(color_of((number + 1) & 0xFF, pal));
+  return ale_grey_of(color_of(number, pal));
 }
 
 }  // namespace beast::atari

@@ -96,13 +96,15 @@ class Preprocessor {
   };
 
   // Throws std::invalid_argument.
-  Preprocessor(int source_height, int height, int width, Channel channel,
+  Preprocessor(int source_height, bool pal, int height, int width, Channel channel,
                Maximum maximum, ResizeSimd simd)
       : source_height_(source_height),
         height_(height),
         width_(width),
         maximum_(maximum),
-        simd_(simd) {
+        // Its table has no room for PAL's odd numbers.
+        simd_(pal ? std::min(simd, ResizeSimd::kAvx2) : simd),
+        shift_(pal ? 0 : 1) {
     if (height < 1 || width < 1 || height > source_height || width > kWidth) {
       throw std::invalid_argument("observations of " + std::to_string(height) + " x " +
                                   std::to_string(width) + ": expected 1 x 1 to " +
@@ -118,19 +120,23 @@ class Preprocessor {
     if (maximum == Maximum::kOfRgb && channel != Channel::kGrey) {
       throw std::invalid_argument("the maximum of RGB goes with grey observations");
     }
-    std::array<std::array<uint8_t, 3>, 128> rgb;
-    for (int i = 0; i < 128; ++i) {
-      const uint32_t color = kNtscColors[i];
+    const int count = 256 >> shift_;
+    std::vector<std::array<uint8_t, 3>> rgb(count);
+    for (int i = 0; i < count; ++i) {
+      const int number = i << shift_;
+      const uint32_t color = color_of(number, pal);
       rgb[i] = {static_cast<uint8_t>(color >> 16), static_cast<uint8_t>(color >> 8),
                 static_cast<uint8_t>(color)};
-      table_[i] = channel == Channel::kGrey ? grey_of(rgb[i][0], rgb[i][1], rgb[i][2])
-                                            : rgb[i][static_cast<int>(channel) - 1];
+      table_[i] = channel != Channel::kGrey ? rgb[i][static_cast<int>(channel) - 1]
+                  : maximum == Maximum::kOfRgb
+                      ? grey_of(rgb[i][0], rgb[i][1], rgb[i][2])
+                      : screen_grey_of(number, pal);
     }
     if (maximum == Maximum::kOfRgb) {
-      of_pair_.resize(128 * 128);
-      for (int i = 0; i < 128; ++i) {
-        for (int j = 0; j < 128; ++j) {
-          of_pair_[128 * i + j] =
+      of_pair_.resize(count * count);
+      for (int i = 0; i < count; ++i) {
+        for (int j = 0; j < count; ++j) {
+          of_pair_[count * i + j] =
               grey_of(std::max(rgb[i][0], rgb[j][0]), std::max(rgb[i][1], rgb[j][1]),
                       std::max(rgb[i][2], rgb[j][2]));
         }
@@ -176,7 +182,7 @@ class Preprocessor {
   void add(const uint8_t* screen, uint8_t* pooled, uint8_t* plane,
            Scratch& scratch) const {
     for (int i = 0; i < source_height_ * kWidth; ++i) {
-      pooled[i] = std::max(pooled[i], table_[screen[i] >> 1]);
+      pooled[i] = std::max(pooled[i], table_[screen[i] >> shift_]);
     }
     resize(plane, scratch, [&](int y, float* sums) {
       sum_columns(pooled + static_cast<size_t>(y) * kWidth, sums);
@@ -265,8 +271,9 @@ class Preprocessor {
   }
 
   uint8_t of_two(uint8_t a, uint8_t b) const {
-    if (maximum_ == Maximum::kOfRgb) return of_pair_[128 * (a >> 1) + (b >> 1)];
-    return std::max(table_[a >> 1], table_[b >> 1]);
+    const int i = a >> shift_, j = b >> shift_;
+    if (maximum_ == Maximum::kOfRgb) return of_pair_[(256 >> shift_) * i + j];
+    return std::max(table_[i], table_[j]);
   }
 
   // One row: its bytes to pooled, its sums to sums. False if both screens repeat the
@@ -279,7 +286,7 @@ class Preprocessor {
       return false;
     }
     if (a == b || std::memcmp(a, b, kWidth) == 0) {
-      for (int x = 0; x < kWidth; ++x) row[x] = table_[b[x] >> 1];
+      for (int x = 0; x < kWidth; ++x) row[x] = table_[b[x] >> shift_];
     } else {
       for (int x = 0; x < kWidth; ++x) row[x] = of_two(a[x], b[x]);
     }
@@ -466,9 +473,10 @@ class Preprocessor {
   int source_height_, height_, width_;
   Maximum maximum_;
   ResizeSimd simd_;
+  int shift_;  // From a colour number to its place in the tables; NTSC has even ones.
   AreaTaps rows_, columns_;
   int padded_width_ = 0;            // To whole vectors.
-  alignas(64) uint8_t table_[128];  // Of the colour number / 2.
+  alignas(64) uint8_t table_[256];  // Of colour numbers.
   std::vector<uint8_t> of_pair_;    // The same of two, for kOfRgb.
   std::vector<float> weights_;      // [taps, padded_width_], of the columns.
   std::vector<uint8_t> indices_;    // Which bytes go to which lanes.

@@ -8,6 +8,11 @@
 //
 // A line has 228 colour clocks, three per CPU cycle: 68 of blank, then 160 pixels. All
 // times count from the beginning of the line in which the frame began.
+//
+// A frame may also be run in two phases, the idea of CuLE for GPUs: the first runs the
+// CPU, computes collisions and notes all accesses in a log, the second draws from the
+// log. Threads that draw then do not wait for threads that run a CPU. The log begins
+// with the whole state of the TIA, so that frames that nobody draws need none.
 #pragma once
 
 #include <cstdint>
@@ -336,10 +341,10 @@ BEAST_HD inline void draw_pixels(const TiaState& tia, uint8_t* line, int begin,
 BEAST_HD inline void draw_segment(TiaState& tia, uint8_t* pixels, int begin, int end) {
   const uint32_t possible = possible_collisions(tia.enabled);
   const bool collides = !(tia.vblank & 2) && (possible & ~tia.collisions);
-  if (collides || tia.drawing) {
+  if (collides || tia.drawing == kDrawn) {
     if (tia.stale & tia.enabled) renew_coverage(tia, tia.stale & tia.enabled);
     if (collides) latch_collisions(tia, begin, end);
-    if (tia.drawing) {
+    if (tia.drawing == kDrawn) {
       uint8_t* line = pixels + tia.row * kWidth;
       draw_pixels(tia, line, begin, end);
       if (tia.hmove_blank) {
@@ -424,7 +429,6 @@ BEAST_HD inline int32_t start_frame(TiaState& tia, const TiaWindow& window,
   tia.window_end = tia.drawn_to + kLineClocks * window.height;
   tia.last_cycle = (window.max_lines + 1) * kLineCycles - 1;
   tia.hmove_blanks = window.hmove_blanks;
-  tia.greyed = 0;
   if (window.color_loss) {
     tia.color_loss = shift / kLineCycles & 1;
     for (uint8_t& color : tia.colors) {
@@ -530,10 +534,10 @@ BEAST_HD inline void show_ball(TiaState& tia) {
   set_enabled(tia, kBl, tia.vdelbl ? tia.old_enabl : tia.enabl);
 }
 
-// Writes a register, after the cycle's access; WSYNC is the CPU's business.
-BEAST_HD BEAST_ALWAYS_INLINE void write_register(TiaState& tia, uint8_t* pixels,
-                                                 uint32_t reg, uint8_t value,
-                                                 int32_t cycle) {
+// What a write does, after the cycle's access; WSYNC is the CPU's business.
+BEAST_HD BEAST_ALWAYS_INLINE void set_register(TiaState& tia, uint8_t* pixels,
+                                               uint32_t reg, uint8_t value,
+                                               int32_t cycle) {
   const int32_t clock = 3 * cycle;
   if (BEAST_UNLIKELY(cycle > tia.last_cycle)) {
     tia.stop = 1;
@@ -727,10 +731,73 @@ BEAST_HD BEAST_ALWAYS_INLINE void write_register(TiaState& tia, uint8_t* pixels,
   }
 }
 
+// ---- Frames in two phases. ----
+
+// What the first phase leaves for the second. Working memory, not a part of a machine's
+// state: it is empty between frames.
+struct TiaLog {
+  // Games write about 1,000 times per frame. A full log is drawn at once, which gives
+  // the same picture.
+  static constexpr int kCapacity = 4096;
+  static constexpr uint8_t kRead = 0x40;  // No register: something was only looked at.
+  struct Access {
+    int32_t cycle;
+    uint8_t reg, value;
+  };
+
+  TiaState tia;     // Before the first access.
+  uint8_t* pixels;  // The buffer that the frame goes to.
+  int32_t count;
+  Access accesses[kCapacity];
+};
+
+BEAST_HD inline void start_log(TiaLog& log, const TiaState& tia, uint8_t* pixels) {
+  log.tia = tia;
+  log.tia.drawing = kDrawn;
+  log.pixels = pixels;
+  log.count = 0;
+}
+
+// The second phase. Empties the log.
+BEAST_HD BEAST_NOINLINE inline void draw_log(TiaLog& log) {
+  for (int i = 0; i < log.count; ++i) {
+    const TiaLog::Access& access = log.accesses[i];
+    if (access.reg == TiaLog::kRead) {
+      catch_up(log.tia, log.pixels, 3 * access.cycle);
+    } else {
+      set_register(log.tia, log.pixels, access.reg, access.value, access.cycle);
+    }
+  }
+  log.count = 0;
+}
+
+// Of a frame that is logged, pixels is not its buffer but its TiaLog: the CPU hands one
+// pointer through and need not know.
+BEAST_HD BEAST_NOINLINE inline void note(uint8_t* pixels, uint32_t reg, uint8_t value,
+                                         int32_t cycle) {
+  TiaLog& log = *reinterpret_cast<TiaLog*>(pixels);
+  if (log.count == TiaLog::kCapacity) draw_log(log);
+  log.accesses[log.count++] = {cycle, static_cast<uint8_t>(reg), value};
+}
+
+// A write by the CPU.
+BEAST_HD BEAST_ALWAYS_INLINE void write_register(TiaState& tia, uint8_t* pixels,
+                                                 uint32_t reg, uint8_t value,
+                                                 int32_t cycle) {
+  if (BEAST_UNLIKELY(tia.drawing == kLogged)) note(pixels, reg, value, cycle);
+  set_register(tia, pixels, reg, value, cycle);
+}
+
 BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
                                               uint32_t reg, uint8_t value,
                                               int32_t cycle) {
   write_register(tia, pixels, reg, value, cycle);
+}
+
+// Draws up to a cycle for something that is no write.
+BEAST_HD inline void look(TiaState& tia, uint8_t* pixels, int32_t cycle) {
+  if (BEAST_UNLIKELY(tia.drawing == kLogged)) note(pixels, TiaLog::kRead, 0, cycle);
+  catch_up(tia, pixels, 3 * cycle);
 }
 
 // Which pots are plugged in, for read_tia.
@@ -761,7 +828,7 @@ BEAST_HD BEAST_NOINLINE inline uint8_t read_tia(TiaState& tia, uint8_t* pixels,
   const uint32_t reg = address & 15;
   const uint8_t noise = bus & 0x3F;
   if (reg < 8) {
-    catch_up(tia, pixels, 3 * cycle);
+    look(tia, pixels, cycle);
     return static_cast<uint8_t>(noise | (tia.collisions >> (2 * reg) & 3) << 6);
   }
   bool high = false;

@@ -72,11 +72,6 @@ class Vector {
     }
     int max_height = 0;
     for (NamedGame& game : games) {
-      if (is_pal(*game.game)) {
-        throw std::invalid_argument(game.name +
-                                    " is a PAL game, whose colours are not "
-                                    "built in; use engine=\"ale\"");
-      }
       max_height = std::max(max_height, atari::height(*game.game));
       games_.push_back(prepare(std::move(game)));
     }
@@ -168,8 +163,9 @@ class Vector {
     check_index(i);
     const Environment& env = environment(i);
     const uint8_t* screen = picture(env.machine, env.screens);
+    const bool pal = is_pal(*game(i).game);
     for (int p = 0; p < picture_height(i) * kWidth; ++p) {
-      const uint32_t color = kNtscColors[screen[p] >> 1];
+      const uint32_t color = color_of(screen[p], pal);
       for (int c = 0; c < 3; ++c) *rgb++ = static_cast<uint8_t>(color >> (16 - 8 * c));
     }
   }
@@ -312,7 +308,8 @@ class Vector {
         options_.grey ? std::vector{Channel::kGrey}
                       : std::vector{Channel::kRed, Channel::kGreen, Channel::kBlue};
     for (const Channel channel : channels) {
-      playable.channels.emplace_back(atari::height(*playable.game), options_.height,
+      playable.channels.emplace_back(atari::height(*playable.game),
+                                     is_pal(*playable.game), options_.height,
                                      options_.width, channel,
                                      options_.rgb_max ? Preprocessor::Maximum::kOfRgb
                                                       : Preprocessor::Maximum::kOfGrey,

@@ -180,7 +180,7 @@ using Screen = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
 py::array_t<uint8_t> preprocess(const std::optional<Screen>& older,
                                 const Screen& latest, int height, int width,
                                 const std::string& channel, bool rgb_max,
-                                const std::string& simd, int repeats) {
+                                const std::string& simd, int repeats, bool pal) {
   using Channel = Preprocessor::Channel;
   if (latest.ndim() != 2 || latest.shape(1) != kWidth || latest.shape(0) > kMaxHeight ||
       (older && (older->ndim() != 2 || older->size() != latest.size()))) {
@@ -191,7 +191,7 @@ py::array_t<uint8_t> preprocess(const std::optional<Screen>& older,
   if (found == names.end()) throw std::invalid_argument("no channel " + channel);
   const int source_height = static_cast<int>(latest.shape(0));
   const Preprocessor preprocessor(
-      source_height, height, width, static_cast<Channel>(found - names.begin()),
+      source_height, pal, height, width, static_cast<Channel>(found - names.begin()),
       rgb_max ? Preprocessor::Maximum::kOfRgb : Preprocessor::Maximum::kOfGrey,
       simd_named(simd));
   auto scratch = preprocessor.make_scratch();
@@ -210,17 +210,15 @@ void bind_vector(py::module_& module) {
   module.def("preprocess", &preprocess, py::arg("older"), py::arg("latest"),
              py::arg("height") = 84, py::arg("width") = 84, py::arg("channel") = "grey",
              py::arg("rgb_max") = false, py::arg("simd") = "auto",
-             py::arg("repeats") = 1);
-  module.def("palette",
-             [] { return std::vector<uint32_t>(kNtscColors, kNtscColors + 128); });
-  // PAL games are left out, as palette.h has no colours for them.
-  module.def("vector_games", [] {
-    std::vector<std::string> names;
-    for (const GameInfo& info : kGames) {
-      if (info.height != 250) names.emplace_back(info.name);
-    }
-    return names;
-  });
+             py::arg("repeats") = 1, py::arg("pal") = false);
+  module.def(
+      "palette",
+      [](bool pal) {
+        std::vector<uint32_t> colors;
+        for (int i = 0; i < 256; ++i) colors.push_back(color_of(i, pal));
+        return colors;
+      },
+      py::arg("pal") = false);
   const VectorOptions o;
   py::class_<PyVector>(module, "Vector")
       .def(py::init(&make_vector), py::arg("games"), py::arg("game_of"), py::kw_only(),

@@ -2,6 +2,7 @@
 // The Atari engine without Python and without ROMs: small programs of our own, and
 // random bytes, which find what leaves its memory. With BEAST_ATARI_ROMS naming the
 // directory of ale_py's ROMs all games run too.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -35,6 +36,10 @@ struct Environment {
     reset_system(*game, *machine, *screens);
   }
   void frame(bool draw = true) { run_frame(*game, *machine, *screens, draw, false); }
+  void frame_in_two_phases(TiaLog& log) {
+    run_frame(*game, *machine, *screens, false, false, &log);
+    draw_log(log);
+  }
   int ram(int address) const { return machine->riot.ram[address & 0x7F]; }
 
   std::unique_ptr<Game> game;
@@ -124,6 +129,22 @@ TEST(a_program_that_hangs_ends_its_frame_after_25000_instructions) {
   CHECK_EQ(e.machine->cpu.cycles - cycles, 3 * kMaxInstructions);
 }
 
+TEST(a_full_log_is_drawn_and_goes_on) {
+  // Two colours in turn for ever: 290 lines, which end a frame, are 5,900 writes.
+  const Bytes rom = assemble({0xA2, 0x44, 0xA0, 0x86, 0x86, 0x09, 0x84, 0x09, 0x86,
+                              0x09, 0x84, 0x09, 0x4C, 0x04, 0xF0});
+  Environment one(rom), two(rom);
+  const auto log = std::make_unique<TiaLog>();
+  for (int frame = 0; frame < 4; ++frame) {
+    one.frame();
+    two.frame_in_two_phases(*log);
+    CHECK(std::memcmp(one.screens.get(), two.screens.get(), sizeof(Screens)) == 0);
+  }
+  const uint8_t* last_row = one.screens->pixels[0] + 209 * kWidth;
+  CHECK(std::count(last_row, last_row + kWidth, 0x44) > 0);
+  CHECK(std::count(last_row, last_row + kWidth, 0x86) > 0);
+}
+
 TEST(a_jammed_cpu_stays_so) {
   Environment e(assemble({0x02}));
   for (int i = 0; i < 3; ++i) e.frame();
@@ -165,12 +186,13 @@ TEST(all_ways_to_paint_give_the_same_pixels) {
 }
 
 // Random bytes with a bias to what touches the TIA; whatever they do must stay inside,
-// and must not depend on whether it is drawn.
+// must not depend on whether it is drawn, and look the same when drawn from a log.
 TEST(random_programs_stay_inside_their_memory_and_need_no_drawing) {
   std::mt19937 random(1);
   const Mapper mappers[] = {Mapper::k2K, Mapper::k4K, Mapper::kF8,   Mapper::kF6,
                             Mapper::kE0, Mapper::kFE, Mapper::kF8SC, Mapper::kF6SC};
   const int rounds = 40 * test::from_environment("BEAST_ROUNDS", 3);
+  const auto log = std::make_unique<TiaLog>();
   for (int round = 0; round < rounds; ++round) {
     GameInfo info = kSynthetic;
     info.mapper = mappers[round % std::size(mappers)];
@@ -185,12 +207,18 @@ TEST(random_programs_stay_inside_their_memory_and_need_no_drawing) {
         rom[i] = 0xEA;  // Not those that stop the CPU.
       }
     }
-    Environment drawn(rom, info), undrawn(rom, info);
+    Environment drawn(rom, info), undrawn(rom, info), in_two(rom, info);
     for (int frame = 0; frame < 20; ++frame) {
       const int action = static_cast<int>(random() % kNumActions);
       press(*drawn.game, drawn.machine->controls, action, 0);
       press(*undrawn.game, undrawn.machine->controls, action, 0);
+      press(*in_two.game, in_two.machine->controls, action, 0);
       drawn.frame(true);
+      in_two.frame_in_two_phases(*log);
+      CHECK(std::memcmp(in_two.screens.get(), drawn.screens.get(), sizeof(Screens)) ==
+            0);
+      CHECK(std::memcmp(drawn.machine->riot.ram, in_two.machine->riot.ram, 128) == 0);
+      CHECK_EQ(drawn.machine->cpu.cycles, in_two.machine->cpu.cycles);
       undrawn.frame(frame % 4 >= 2);
       CHECK(std::memcmp(drawn.machine->riot.ram, undrawn.machine->riot.ram, 128) == 0);
       CHECK_EQ(drawn.machine->cpu.pc, undrawn.machine->cpu.pc);

@@ -78,15 +78,19 @@ TEST(threads_and_instructions_change_nothing) {
     options.stack = kind == 5 ? 1 : 4;
     options.max_frames = 21;
     Batch one(5, options);
-    options.num_threads = 3;
+    options.num_threads = 2;
     options.simd = ResizeSimd::kPlain;
-    Batch other(5, options);
+    Batch two(5, options);
+    options.num_threads = 4;
+    Batch four(5, options);
     for (int t = 0; t < 24; ++t) {
       one.step(t);
-      other.step(t);
-      CHECK(one.observations == other.observations);
-      CHECK(one.rewards == other.rewards);
-      CHECK(one.numbers == other.numbers);
+      for (Batch* other : {&two, &four}) {
+        other->step(t);
+        CHECK(one.observations == other->observations);
+        CHECK(one.rewards == other->rewards);
+        CHECK(one.numbers == other->numbers);
+      }
     }
     CHECK(one.num_ends > 0);
   }
