@@ -115,7 +115,9 @@ def test_rounds_go_on_without_a_peer_that_dies(stand_in):
     assert len(report["ideals"]) == 3
     assert "out of luck" in report["failed"]["broken"]
     text = peers.table(report)
-    assert "| slow | 5" in text
+    rate = peers.sps.median_of(report["runs"]["slow"], "rate")
+    assert 400 < rate < 600  # Of 500, as far as a busy machine keeps time.
+    assert f"| slow | {rate:.0f} (" in text
     assert "| broken | ended with 1; it said last: out of luck run it" in text
     assert "- fast: `--num_envs=8`; fast" in text
 
