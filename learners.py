@@ -86,6 +86,14 @@ def set_threads(flags: argparse.Namespace, space: gym.Space) -> None:
     torch.set_num_threads(flags.learner_threads)
 
 
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16, at up to twice the rate of float32."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # Before torch 2.13, perhaps.
+        return False
+    can = torch.cpu.get_capabilities()
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
+
+
 # In a thread's part. Small parts cost more: 28 pictures a fifth more CPU each than 84.
 LEAST_SAMPLES = 16
 

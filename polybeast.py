@@ -96,6 +96,7 @@ g.add_argument("--stall_timeout_s", default=600.0, type=float, help="seconds wit
 g = parser.add_argument_group("model")
 g.add_argument("--net", choices=["auto", "shallow", "deep", "small", "mlp"], help="body for images; auto: shallow from 36 pixels on, small below [auto]")  # fmt: skip
 g.add_argument("--use_lstm", action=yes_no, help="256 units that also see the last reward and action [no]")  # fmt: skip
+g.add_argument("--amp", action=yes_no, help="bfloat16 inside the shallow and deep bodies [where the CPU has it; not on a GPU]")  # fmt: skip
 
 g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
@@ -118,7 +119,6 @@ g.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
 g.add_argument("--learner_device", help="of the learner [--device]")
 g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [the cores up to 4, then half; 1 if observations are small]")  # fmt: skip
 g.add_argument("--compile", default=False, action=yes_no, help="torch.compile the learner's model")  # fmt: skip
-g.add_argument("--amp", default=False, action=yes_no, help="bfloat16 in the learner's model")  # fmt: skip
 
 # A test takes these from the run's checkpoint unless they are given.
 OF_THE_RUN = {
@@ -169,6 +169,9 @@ def check_flags(flags: argparse.Namespace) -> None:
     for name in ("actor_device", "learner_device"):
         device = rundir.check_device(getattr(flags, name))
         setattr(flags, name, device)
+    if flags.amp is None:
+        is_on_cpu = flags.actor_device == flags.learner_device == "cpu"
+        flags.amp = is_on_cpu and learners.has_bfloat16()
     polybeast_env.security_options(flags)
 
 
@@ -193,8 +196,9 @@ class ImageBody(nn.Module):
 
     NUM_AVERAGED = 100
 
-    def __init__(self, space: gym.Space, net: str) -> None:
+    def __init__(self, space: gym.Space, net: str, amp: bool = False) -> None:
         super().__init__()
+        self.amp = amp and net != "small"  # Which has too little to gain by it.
         shape = space.shape or ()
         channels = shape[0]
         # Smaller ones are grids of codes (MinAtar, MiniGrid), no pictures.
@@ -241,7 +245,10 @@ class ImageBody(nn.Module):
         # Turned while still bytes: a quarter of the memory to move.
         x = x.contiguous(memory_format=torch.channels_last)
         x = x.to(torch.float32, copy=True).sub_(self.background).mul_(self.scale)
-        return F.relu(self.fc(self.convs(x).flatten(1)))
+        with torch.autocast(
+            x.device.type, torch.bfloat16, self.amp, cache_enabled=False
+        ):
+            return F.relu(self.fc(self.convs(x).flatten(1))).float()
 
 
 class ResidualBlock(nn.Module):
@@ -283,11 +290,17 @@ class Net(nn.Module):
     """
 
     def __init__(
-        self, space: gym.Space, num_actions: int, net: str, use_lstm: bool
+        self,
+        space: gym.Space,
+        num_actions: int,
+        net: str,
+        use_lstm: bool,
+        amp: bool = False,
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
-        bodies = [create_body(leaf, net) for leaf in atari_wrappers.leaf_spaces(space)]
+        leaves = atari_wrappers.leaf_spaces(space)
+        bodies = [create_body(leaf, net, amp) for leaf in leaves]
         if net not in ("auto", "mlp") and not any(
             isinstance(b, ImageBody) for b in bodies
         ):
@@ -339,7 +352,7 @@ class Net(nn.Module):
         }, core_state
 
 
-def create_body(space: gym.Space, net: str) -> Any:
+def create_body(space: gym.Space, net: str, amp: bool = False) -> Any:
     """Body for one array of the observation: images get `net`, all else the MLP."""
     if not isinstance(space, atari_wrappers.ARRAY_SPACES):
         raise UserError(
@@ -358,14 +371,14 @@ def create_body(space: gym.Space, net: str) -> Any:
             f"--net={net} needs images of at least {least} pixels, the observation is "
             f"{shape}; pass --net=auto"
         )
-    return ImageBody(space, net)
+    return ImageBody(space, net, amp)
 
 
 def create_model(
     flags: argparse.Namespace, space: gym.Space, num_actions: int
 ) -> nn.Module:
     """The agent's network; a fork returns its own with forward and initial_state."""
-    net = Net(space, num_actions, flags.net, flags.use_lstm)
+    net = Net(space, num_actions, flags.net, flags.use_lstm, bool(flags.amp))
     # 168 frames forth and back take 0.19 s instead of 0.24 s with NCHW (one AVX2 core).
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -398,11 +411,9 @@ def compute_losses(
     core_state: tuple[Tensor, ...],
 ) -> dict[str, Tensor]:
     """Scalars: total_loss to minimise, and its parts. batch is [T + 1, B, ...]."""
-    device = batch["reward"].device.type
-    with torch.autocast(device, torch.bfloat16, enabled=flags.amp):
-        outputs, _ = model(batch, core_state)
-    logits = outputs["policy_logits"][:-1].float()  # [T, B, A]
-    values = outputs["baseline"].float()  # [T + 1, B]
+    outputs, _ = model(batch, core_state)
+    logits = outputs["policy_logits"][:-1]  # [T, B, A]
+    values = outputs["baseline"]  # [T + 1, B]
 
     # Row t + 1 tells what came of the action at row t, unless it begins an episode:
     # that action was ignored and there is no transition to learn from.
@@ -804,7 +815,8 @@ def print_plan(
         f"each stream; inference on {flags.actor_device}, "
         f"{flags.num_inference_threads} threads; learner on {flags.learner_device}, "
         f"{flags.learner_threads} CPU threads, updates of {flags.batch_size} x "
-        f"{flags.unroll_length} steps; {rundir.num_cores()} cores"
+        f"{flags.unroll_length} steps; "
+        f"{'bfloat16, ' if flags.amp else ''}{rundir.num_cores()} cores"
     )
 
 

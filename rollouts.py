@@ -149,6 +149,17 @@ def finished_games(rows: dict[str, Any]) -> list[Episode]:
     return list(zip(returns, rows["episode_step"][:-1][ended].tolist(), strict=True))
 
 
+def for_acting(model: Any) -> Any:
+    """A copy of model to act with; what autocast would cast in every call is cast."""
+    model = copy.deepcopy(model).eval()
+    for body in model.modules():
+        if getattr(body, "amp", False):
+            for layer in body.modules():
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    layer.to(torch.bfloat16)
+    return model
+
+
 class SharedWeights:
     """The learner's weights for the actors: two copies in shared memory, one writer.
 
@@ -187,9 +198,7 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, version: int, device: str) -> None:
-        self.models: list[Any] = [
-            copy.deepcopy(model).to(device).eval() for _ in range(2)
-        ]
+        self.models: list[Any] = [for_acting(model).to(device) for _ in range(2)]
         self.initial_state = self.models[0].initial_state(1)
         self.versions = [version, version]
         self.newest = 0

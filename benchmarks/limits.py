@@ -22,6 +22,9 @@ import statistics
 import types
 from typing import Any
 
+import monobeast  # Before torch: it says how torch's threads wait.
+
+# isort: split
 import gymnasium as gym
 import torch
 import torch.nn.functional as F
@@ -30,7 +33,6 @@ from torch.utils._pytree import tree_map
 
 import atari_wrappers
 import learners
-import monobeast
 import rollouts
 from benchmarks import measure
 
@@ -121,7 +123,8 @@ def sample_batch(
 def features_nchw(self: Any, x: Tensor) -> Tensor:
     """monobeast.ImageBody.features, without channels_last."""
     x = (x.float() - self.background).mul_(self.scale)
-    return F.relu(self.fc(self.convs(x).flatten(1)))
+    with torch.autocast(x.device.type, torch.bfloat16, self.amp, cache_enabled=False):
+        return F.relu(self.fc(self.convs(x).flatten(1))).float()
 
 
 def make_nchw(model: Any) -> Any:
@@ -216,7 +219,8 @@ def measure_limits(
 
 
 def print_limits(flags: argparse.Namespace, limits: dict[str, Any]) -> None:
-    print(f"{flags.env}, --net {flags.net}, T={flags.unroll_length}, "
+    amp = ", bfloat16" if flags.amp else ""
+    print(f"{flags.env}, --net {flags.net}{amp}, T={flags.unroll_length}, "
           f"B={flags.batch_size}; ms of one core per step, median (range)")  # fmt: skip
     for name, row in limits["figures"].items():
         low, high = row["range"]

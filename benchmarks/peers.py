@@ -107,6 +107,9 @@ SETTINGS = {
         "--num_envs=32 --env_threads=1 --threads=1 --channels_last",
         "OMP_WAIT_POLICY=PASSIVE --num_envs=32 --env_threads=2 --threads=2 --channels_last",
         "OMP_WAIT_POLICY=PASSIVE --num_envs=64 --env_threads=2 --threads=2 --channels_last",
+        "OMP_WAIT_POLICY=PASSIVE --num_envs=32 --env_threads=2 --threads=2 --channels_last --amp",
+        "OMP_WAIT_POLICY=PASSIVE --num_envs=64 --env_threads=2 --threads=2 --channels_last --amp",
+        "OMP_WAIT_POLICY=PASSIVE --num_envs=128 --env_threads=2 --threads=2 --channels_last --amp",
     ],
     "sample_factory": [
         "--num_workers=1 --envs_per_worker=16",
@@ -124,8 +127,8 @@ SETTINGS = {
 # The fastest of a --search of 12 s each on 2 cores (AVX-512), nobody else at work.
 BEST = {
     "sb3": "--num_envs=32 --threads=2",
-    "envpool": "OMP_WAIT_POLICY=PASSIVE --num_envs=32 --env_threads=2 --threads=2 "
-    "--channels_last",
+    "envpool": "OMP_WAIT_POLICY=PASSIVE --num_envs=64 --env_threads=2 --threads=2 "
+    "--channels_last --amp",
     "sample_factory": "--num_workers=2 --envs_per_worker=16",
     "rllib": "--num_workers=1 --envs_per_worker=16",
 }
@@ -306,6 +309,7 @@ def measure_all(
     return {
         "env": flags.env,
         "net": flags.net,
+        "dtype": "bfloat16" if flags.amp else "float32",
         "T": flags.unroll_length,
         "B": flags.batch_size,
         "limits": min(seen, key=lambda limit: abs(limit["ideal"] - ideal)),

@@ -127,6 +127,7 @@ def measure_all(
     return {
         "env": flags.env,
         "net": flags.net,
+        "dtype": "bfloat16" if flags.amp else "float32",
         "T": flags.unroll_length,
         "B": flags.batch_size,
         "limits": least,  # The figures of the median one.
@@ -141,7 +142,8 @@ def table(report: dict[str, Any]) -> str:
     """As Markdown."""
     low, high = min(report["ideals"]), max(report["ideals"])
     lines = [
-        f"{report['env']}, --net {report['net']}, T={report['T']}, B={report['B']}, "
+        f"{report['env']}, --net {report['net']}, {report['dtype']}, T={report['T']}, "
+        f"B={report['B']}, "
         f"{report['limits']['cores']} cores; the limit is {report['ideal']:.0f} steps/s "
         f"({low:.0f} to {high:.0f}).",
         "",

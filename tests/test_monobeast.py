@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import monobeast
+import rollouts
 import rundir
 from tests.conftest import ROOT, make_flags, read_logs
 
@@ -227,6 +228,44 @@ def test_images_are_centred_by_the_mean_of_the_first_updates():
     body(pictures[200])  # Actors only look.
     expected = pictures[:100].float().mean(dim=(0, 1))
     torch.testing.assert_close(body.background[0], expected)
+
+
+@pytest.mark.parametrize("net", ["shallow", "deep"])
+def test_bfloat16_is_only_for_bodies_and_near_float32(net):
+    space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    torch.manual_seed(0)
+    exact = monobeast.Net(space, 6, net, use_lstm=False)
+    fast = monobeast.Net(space, 6, net, use_lstm=False, amp=True)
+    fast.load_state_dict(exact.state_dict())
+    picture = torch.randint(255, (1, 64, 4, 84, 84), dtype=torch.uint8)
+    inputs = {"observation": picture, "first": torch.zeros(1, 64, dtype=torch.bool)}
+    flat = []
+    for model in (exact, fast):
+        outputs, _ = model(inputs)
+        assert {x.dtype for x in outputs.values()} == {torch.float32}
+        outputs["baseline"].square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert {x.dtype for x in gradients} == {torch.float32}
+        flat.append((outputs["baseline"], torch.cat([x.flatten() for x in gradients])))
+    (values, gradient), (near_values, near_gradient) = flat
+    torch.testing.assert_close(near_values, values, rtol=0.05, atol=0.02)
+    similarity = torch.cosine_similarity(gradient, near_gradient, dim=0)
+    assert similarity > 0.99
+    assert not torch.equal(values, near_values)
+
+
+@pytest.mark.parametrize("amp", ["--amp", "--no-amp"])
+def test_what_acts_says_what_learns(amp):
+    flags = make_flags(amp)
+    env = monobeast.open_env(flags, 2)
+    model = monobeast.create_model(flags, env)
+    row = rollouts.RowMaker(env, seed=0).initial()
+    env.close()
+    inputs = {key: x[None] for key, x in row.items()}
+    with torch.inference_mode():
+        expected, _ = model.eval()(inputs)
+        acted, _ = rollouts.for_acting(model)(inputs)
+    assert torch.equal(acted["policy_logits"], expected["policy_logits"])
 
 
 def test_weights_of_convolutions_are_channels_last():

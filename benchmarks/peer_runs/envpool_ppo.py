@@ -26,6 +26,9 @@ parser.add_argument("--threads", default=2, type=int, help="of PyTorch")
 parser.add_argument("--unroll_length", default=20, type=int, help="T")
 parser.add_argument("--num_minibatches", default=1, type=int, help="of each T x envs")
 parser.add_argument("--channels_last", action="store_true", help="faster convolutions")
+parser.add_argument(
+    "--amp", action="store_true", help="bfloat16, as our agents have it"
+)
 parser.add_argument("--learning_rate", default=2.5e-4, type=float)
 parser.add_argument("--discounting", default=0.99, type=float)
 parser.add_argument("--gae_lambda", default=0.95, type=float)
@@ -57,10 +60,14 @@ class Net(nn.Module):
     """monobeast's shallow network, or its small one for images below 36 pixels."""
 
     def __init__(
-        self, shape: tuple[int, ...], num_actions: int, layout: torch.memory_format
+        self,
+        shape: tuple[int, ...],
+        num_actions: int,
+        layout: torch.memory_format,
+        amp: bool,
     ) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.amp = layout, amp
         if min(shape[1:]) >= 36:
             self.convs = nn.Sequential(
                 nn.Conv2d(shape[0], 32, 8, stride=4), nn.ReLU(),
@@ -86,8 +93,9 @@ class Net(nn.Module):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, A] and values [N] of observations [N, C, H, W]."""
         obs = obs.contiguous(memory_format=self.layout)
-        x = self.convs(obs.float() * self.scale)
-        x = F.relu(self.fc(x.flatten(1)))
+        with torch.autocast("cpu", torch.bfloat16, self.amp, cache_enabled=False):
+            x = self.convs(obs.float() * self.scale)
+            x = F.relu(self.fc(x.flatten(1))).float()
         return self.policy(x), self.value(x).squeeze(-1)
 
 
@@ -177,7 +185,7 @@ def main(flags: argparse.Namespace) -> None:
     first_obs, _ = envs.reset()
     obs = to_tensor(first_obs)
     layout = torch.channels_last if flags.channels_last else torch.contiguous_format
-    net = Net(tuple(obs.shape[1:]), num_actions, layout)
+    net = Net(tuple(obs.shape[1:]), num_actions, layout, flags.amp)
     optimizer = torch.optim.Adam(
         net.parameters(), flags.learning_rate, eps=1e-5, fused=True
     )
