@@ -2,6 +2,7 @@
 """Whether benchmarks/peers.py measures a program, and says what became of it."""
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import peers, time_to
 from tests.conftest import alive, make_flags
 
 REPORT = """
@@ -182,3 +183,42 @@ def test_minatar_is_not_asked_of_those_that_lack_it():
 def test_what_cannot_be_compared_is_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         peers.check(own_flags(**{"env": "PongNoFrameskip-v4"} | changed))
+
+
+LEARNS = """
+import json, sys, time
+print("hello from a library", flush=True)
+for i in range(1000):
+    row = {"seconds": float(i), "steps": 100 * i, "return": i - 20.0 if i else None}
+    print(json.dumps(row), flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_the_time_to_a_score_is_that_of_the_first_row_there(
+    stand_in, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(time_to, "OUT", tmp_path / "time_to.json")
+    monkeypatch.setattr(time_to.sps, "ROOT", tmp_path)
+    stand_in("able", LEARNS)
+    stand_in("lost", LEARNS.replace("i - 20.0", "-20.0"))
+    args = ["--peers=able,lost", "--seeds", "7", "--minutes=0.02"]
+    assert time_to.main(time_to.parser.parse_args(args)) == 0
+    printed = capsys.readouterr().out
+    assert "able, seed 7: --num_envs=8 --seed=7" in printed
+    assert "| able | 7 | 0.6 | 3,800 |" in printed
+    assert "| lost | 7 | not in " in printed
+    assert (tmp_path / "time_to.png").read_bytes().startswith(b"\x89PNG")
+    recorded = json.loads((tmp_path / "time_to.json").read_text())["runs"]["able-7"]
+    assert [38.0, 3800, 18.0] in recorded["curve"]
+
+
+def test_a_peer_that_dies_before_the_score_is_no_result(
+    stand_in, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(time_to, "OUT", tmp_path / "time_to.json")
+    stand_in("broken", "raise SystemExit('out of luck')")
+    args = time_to.parser.parse_args(["--peers=broken", "--seeds", "1"])
+    assert time_to.main(args) == 1
+    assert "out of luck" in capsys.readouterr().err
+    assert not (tmp_path / "time_to.json").exists()

@@ -8,6 +8,7 @@ from once. MinAtar, which EnvPool lacks, runs under gymnasium's SyncVectorEnv.
 """
 
 import argparse
+import collections
 import json
 import signal
 import time
@@ -38,12 +39,16 @@ parser.add_argument("--seed", default=1, type=int)
 
 
 class Report:
-    """report(steps) prints them once a second; stopped is true after SIGTERM."""
+    """report(steps) prints them once a second, with the mean return of the last games.
+
+    stopped is true after SIGTERM.
+    """
 
     def __init__(self) -> None:
         self.stopped = False
         signal.signal(signal.SIGTERM, self._stop)
         self.began = self.last = time.monotonic()
+        self.returns: collections.deque[float] = collections.deque(maxlen=100)
 
     def _stop(self, *unused: object) -> None:
         self.stopped = True
@@ -52,7 +57,8 @@ class Report:
         now = time.monotonic()
         if now >= self.last + 1:
             self.last = now
-            row = {"seconds": now - self.began, "steps": steps}
+            mean = float(np.mean(self.returns)) if self.returns else None
+            row = {"seconds": now - self.began, "steps": steps, "return": mean}
             print(json.dumps(row), flush=True)
 
 
@@ -196,6 +202,7 @@ def main(flags: argparse.Namespace) -> None:
     values = torch.empty((T + 1, N))
     done = torch.zeros((T + 1, N), dtype=torch.bool)  # Row 0: of the step before.
     report, steps = Report(), 0
+    returns = np.zeros(N)  # Of the games being played.
     while not report.stopped:
         done[0] = done[T]
         with torch.no_grad():
@@ -210,7 +217,11 @@ def main(flags: argparse.Namespace) -> None:
                 )
                 obs = to_tensor(new_obs)
                 rewards[t] = torch.from_numpy(reward)
-                done[t + 1] = torch.from_numpy(terminated | truncated)
+                ended = terminated | truncated
+                done[t + 1] = torch.from_numpy(ended)
+                returns += reward
+                report.returns.extend(returns[ended].tolist())
+                returns[ended] = 0.0
             values[T] = net(obs)[1]
             advantages = advantages_of(flags, rewards, done[1:], values)
             batch = {

@@ -18,7 +18,7 @@ import torch
 from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
 from torch import Tensor, nn
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -27,10 +27,11 @@ parser.add_argument("--num_envs", default=16, type=int)
 parser.add_argument("--processes", action="store_true", help="one per environment")
 parser.add_argument("--threads", default=2, type=int, help="of PyTorch")
 parser.add_argument("--unroll_length", default=20, type=int, help="T")
+parser.add_argument("--seed", default=1, type=int)
 
 
 class Report(BaseCallback):
-    """Prints the steps so far once a second; ends the training after SIGTERM."""
+    """Prints steps and mean return of the last 100 games once a second; ends after SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,10 @@ class Report(BaseCallback):
         now = time.monotonic()
         if now >= self.last + 1:
             self.last = now
-            row = {"seconds": now - self.began, "steps": self.num_timesteps}
+            games = [game["r"] for game in self.model.ep_info_buffer or []]
+            mean = sum(games) / len(games) if games else None
+            steps = self.num_timesteps
+            row = {"seconds": now - self.began, "steps": steps, "return": mean}
             print(json.dumps(row), flush=True)
         return not self.stopped
 
@@ -94,7 +98,7 @@ def main(flags: argparse.Namespace) -> None:
     is_minatar = flags.env.startswith("MinAtar/")
     make = functools.partial(make_minatar if is_minatar else make_atari, flags.env)
     kind = SubprocVecEnv if flags.processes else DummyVecEnv
-    env = kind([make] * flags.num_envs)
+    env = VecMonitor(kind([make] * flags.num_envs))
     body = SmallBody if is_minatar else NatureCNN  # Which is our shallow network.
     model = A2C(
         "CnnPolicy",
@@ -102,6 +106,7 @@ def main(flags: argparse.Namespace) -> None:
         n_steps=flags.unroll_length,
         policy_kwargs={"features_extractor_class": body, "net_arch": []},
         device="cpu",
+        seed=flags.seed,
     )
     model.learn(10**12, callback=Report())
     env.close()

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minutes until Pong is won: peers beside our agents, as curves over the clock.
+
+    python -m benchmarks.time_to                             # Two peers, two seeds each.
+    python -m benchmarks.time_to --peers envpool --seeds 1 --minutes 10
+    python -m benchmarks.time_to --figure                    # The figure and table again.
+
+Peers are trained here, one after the other, each with the whole machine and the settings
+of benchmarks/peers.py, until the mean return of their last 100 games is at the score or
+the minutes are over. Our agents' curves are those of results/pong, seeds as here: it is
+the same machine only if results/pong was made on this one. Written are
+benchmarks/results/time_to.json, time_to.md and time_to.png.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import IO, Any
+
+import matplotlib.pyplot as plt
+
+from benchmarks import measure, peers, sps
+from tools import results
+
+OUT = sps.RESULTS / "time_to.json"
+ENV = "PongNoFrameskip-v4"
+SCORE = 18.0
+START_S = 300.0  # Until the first line of a peer.
+NUM_POINTS = 300  # Of a curve that is kept.
+
+parser = argparse.ArgumentParser(
+    prog="python -m benchmarks.time_to",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+parser.add_argument("--peers", default="envpool,sb3", help="of benchmarks/peers.py")
+parser.add_argument("--seeds", default=[1, 2], type=int, nargs="+")
+parser.add_argument("--minutes", default=30.0, type=float, help="that a run may take")
+parser.add_argument("--figure", action="store_true", help="only draw what is recorded")
+
+
+def curve_of(command: list[str], minutes: float) -> list[list[float]]:
+    """[seconds, steps, mean return] of a peer, until it is at the score or time is up."""
+    rows: list[list[float]] = []
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=sps.ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        reading = threading.Thread(target=read_rows, args=(process.stdout, rows))
+        reading.start()
+        try:
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline and process.poll() is None:
+                time.sleep(1.0)
+                if rows:
+                    left = 60 * minutes - rows[-1][0]
+                    deadline = min(time.monotonic() + START_S, time.monotonic() + left)
+                    if rows[-1][2] >= SCORE:
+                        break
+            code = process.poll()
+        finally:
+            peers.stop(process)
+            reading.join()
+        errors.seek(0)
+        if code is not None or not rows:
+            raise peers.PeerError(peers.by_hand(command, errors.read()))
+    return rows
+
+
+def read_rows(lines: IO[str], rows: list[list[float]]) -> None:
+    with lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+                if row.get("return") is not None:
+                    rows.append([row["seconds"], row["steps"], row["return"]])
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue  # What libraries say.
+
+
+def thin(rows: list[list[float]]) -> list[list[float]]:
+    """Some hundred of them, with the last and the first that is at the score."""
+    every = -(-len(rows) // NUM_POINTS)
+    at = next((i for i, row in enumerate(rows) if row[2] >= SCORE), len(rows) - 1)
+    kept = {*range(0, len(rows), every), at, len(rows) - 1}
+    return [[round(x, 3) for x in rows[i]] for i in sorted(kept)]
+
+
+def train_peers(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    names = args.peers.split(",")
+    for name in names:
+        peers.install(name, peers.PEERS[name])
+    for seed in args.seeds:
+        for name in names:
+            settings = f"{peers.BEST[name]} --seed={seed}"
+            print(f"{name}, seed {seed}: {settings}", flush=True)
+            with measure.Foreign() as foreign:
+                rows = curve_of(peers.command_of(name, ENV, settings), args.minutes)
+            report["runs"][f"{name}-{seed}"] = {
+                "name": name,
+                "seed": seed,
+                "settings": settings,
+                "packages": peers.PEERS[name].packages,
+                "machine": measure.machine(),
+                "others": round(foreign.share, 3),
+                "curve": thin(rows),
+            }
+            measure.write_json(OUT, report)
+
+
+def our_runs(seeds: list[int]) -> dict[str, dict[str, Any]]:
+    """As those of train_peers, from results/pong."""
+    claim = results.load_claims()["pong"]
+    runs = {}
+    for outcome in results.outcomes(claim, results.RESULTS):
+        if outcome.seed not in seeds:
+            continue
+        rows = [
+            [
+                float(row["seconds"]),
+                float(row["step"]),
+                float(row["mean_episode_return"]),
+            ]
+            for row in results.read_rows(outcome.path / "logs.csv")
+            if row["mean_episode_return"]
+        ]
+        runs[f"{outcome.variant.name}-{outcome.seed}"] = {
+            "name": outcome.variant.name,
+            "seed": outcome.seed,
+            "settings": outcome.meta["command"],
+            "machine": " ".join(outcome.meta["machines"]),
+            "others": outcome.meta["others"],
+            "curve": rows,
+        }
+    return runs
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """As Markdown."""
+    lines = [
+        f"Pong to a mean return of {SCORE:g} over the last 100 games.",
+        "",
+        "| | seed | minutes | steps | at last | others' share |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in sorted(runs.values(), key=lambda run: (run["name"], run["seed"])):
+        curve = run["curve"]
+        at = next((row for row in curve if row[2] >= SCORE), None)
+        took = (
+            f"{at[0] / 60:.1f} | {at[1]:,.0f}"
+            if at
+            else f"not in {curve[-1][0] / 60:.1f} | not in {curve[-1][1]:,.0f}"
+        )
+        lines.append(f"| {run['name']} | {run['seed']} | {took} | {curve[-1][2]:.1f} | {run['others']:.0%} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
+    names = sorted({run["name"] for run in runs.values()})
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for run in runs.values():
+        minutes = [row[0] / 60 for row in run["curve"]]
+        returns = [row[2] for row in run["curve"]]
+        label = run["name"] if run["seed"] == min(r["seed"] for r in runs.values() if r["name"] == run["name"]) else None  # fmt: skip
+        axes.plot(minutes, returns, color=f"C{names.index(run['name'])}", label=label)
+    axes.axhline(SCORE, color="grey", linewidth=0.8, linestyle="dashed")
+    axes.set(xlabel="minutes", ylabel="mean return of 100 games", title="Pong, 2 cores")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(args: argparse.Namespace) -> int:
+    for name in args.peers.split(","):
+        if name not in peers.PEERS:
+            parser.error(f"--peers={name} is none of {','.join(peers.PEERS)}")
+    report = json.loads(OUT.read_text()) if OUT.exists() else {"runs": {}}
+    if not args.figure:
+        try:
+            train_peers(args, report)
+        except peers.PeerError as error:
+            print(error, file=sys.stderr)
+            return 1
+    runs = report["runs"] | our_runs(args.seeds)
+    if not runs:
+        parser.error("nothing is recorded yet; run it without --figure")
+    text = table(runs)
+    print(text)
+    OUT.with_suffix(".md").write_text(text)
+    draw(runs, OUT.with_suffix(".png"))
+    print(f"wrote {OUT.with_suffix('.png').relative_to(sps.ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser.parse_args()))
