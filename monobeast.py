@@ -74,7 +74,7 @@ g = parser.add_argument_group("actors")
 g.add_argument("--num_actors", type=int, help="actor processes; 0: act and learn in turns in one process, repeatable bit for bit [half the cores, 1 to 8]")  # fmt: skip
 g.add_argument("--envs_per_actor", type=int, help="environments in each actor, which share one model call [32 / num_actors]")  # fmt: skip
 g.add_argument("--unroll_length", default=20, type=int, metavar="T", help="steps per rollout")  # fmt: skip
-g.add_argument("--num_buffers", type=int, help="rollouts in shared memory [2 per environment, or what a batch needs]")  # fmt: skip
+g.add_argument("--num_buffers", type=int, help="rollouts in shared memory [one per environment, and a batch]")  # fmt: skip
 g.add_argument("--max_actor_restarts", default=1000, type=int, help="dead actors replaced before the run gives up")  # fmt: skip
 g.add_argument("--actor_timeout_s", default=300.0, type=float, help="seconds; an actor silent for so long is killed and replaced")  # fmt: skip
 
@@ -133,7 +133,8 @@ def check_flags(flags: argparse.Namespace) -> None:
     # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
     least = flags.batch_size + flags.envs_per_actor - 1
     if flags.num_buffers is None:
-        flags.num_buffers = max(2 * num_envs, least)
+        # More would only make older what is learned from.
+        flags.num_buffers = max(num_envs + flags.batch_size, least)
     if flags.num_buffers < least:
         raise ValueError(
             f"--num_buffers={flags.num_buffers} cannot hold a batch of "

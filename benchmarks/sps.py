@@ -3,6 +3,7 @@
 
     python -m benchmarks.sps                             # Pong.
     python -m benchmarks.sps --rounds 5 --agents polybeast --net deep
+    python -m benchmarks.sps --agents "polybeast,polybeast --atari_engine ale"
     python -m benchmarks.sps --rounds 1 --seconds 20 --env CartPole-v1
 
 Each round trains every agent for a while, in turn, and measures the limit (see
@@ -47,14 +48,16 @@ def measure_run(
 ) -> dict[str, float]:
     """What one real run does in `seconds`, after it has warmed up.
 
-    It may take start_s until its first update.
+    agent may have flags of its own ("polybeast --no-amp"). It may take start_s until its
+    first update.
     """
+    name, *own = agent.split()
     with tempfile.TemporaryDirectory() as savedir:
         where = [f"--savedir={savedir}", "--xpid=bench"]
         endless = ["--total_steps=1000000000", "--no-lr_decay", "--log_s=1"]
         with measure.Foreign() as foreign:
             process = subprocess.Popen(
-                [sys.executable, "-m", agent, *where, *endless, *args],
+                [sys.executable, "-m", name, *where, *endless, *args, *own],
                 cwd=ROOT,
                 stderr=subprocess.DEVNULL,
             )
