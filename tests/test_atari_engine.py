@@ -148,6 +148,30 @@ def test_pal_is_as_in_ale() -> None:
     assert pair.ours.screen().shape == (250, 160)
 
 
+def reset_without_frames_between(name: str, two_phase: bool) -> None:
+    """After loading, after a reset, after one frame: what is left over differs."""
+    pair = Pair(name, seed=5, sticky=0.25, two_phase=two_phase)
+    for num_frames in (0, 0, 1, 0):
+        for _ in range(num_frames):
+            pair.act(0)
+        pair.reset()
+    for _ in range(20):
+        pair.act(1)
+
+
+# While RESET is held qbert ends no frame at all.
+@pytest.mark.parametrize("name", ["qbert", "pong", "yars_revenge", "air_raid"])
+def test_resets_without_frames_between_are_as_in_ale(name: str) -> None:
+    reset_without_frames_between(name, two_phase=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.parametrize("name", libatari.supported_games())
+def test_resets_of_all_games_without_frames_between(name: str, two_phase: bool) -> None:
+    reset_without_frames_between(name, two_phase)
+
+
 def test_minimal_actions_are_as_in_ale() -> None:
     for name in POPULAR:
         ours = libatari.Console(read_rom(name), name, 0, 0.0)

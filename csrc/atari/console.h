@@ -38,7 +38,8 @@ BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& scre
   TiaState& tia = machine.tia;
   tia.drawing = log ? kLogged : draw ? kDrawn : kUndrawn;
   // A program that hangs gets partial frames for ever: its clock must not overflow.
-  if (!tia.partial || machine.cpu.cycles > 100'000'000) {
+  const bool begins = !tia.partial || machine.cpu.cycles > 100'000'000;
+  if (begins) {
     const int32_t shift = start_frame(tia, window_of(game, pal), machine.cpu.cycles);
     machine.cpu.cycles -= shift;
     machine.riot.set_at -= shift;
@@ -52,7 +53,11 @@ BEAST_HD inline void run_frame(const Game& game, Machine& machine, Screens& scre
     pixels = reinterpret_cast<uint8_t*>(log);
   }
   run_instructions(game, machine, pixels);
-  if (tia.stop) look(tia, pixels, machine.cpu.cycles);
+  if (tia.stop) {
+    look(tia, pixels, machine.cpu.cycles);
+  } else if (begins) {  // Those that go on stay as grey as they are.
+    cut_off(tia, pixels, machine.cpu.cycles);
+  }
 }
 
 BEAST_HD inline void reset_system(const Game& game, Machine& machine,

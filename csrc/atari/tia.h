@@ -405,10 +405,11 @@ struct TiaWindow {
   bool color_loss;  // As PAL: colours are lost after a frame with an odd line count.
 };
 
+// After this a frame begins, even where the last one was cut: qbert ends none while
+// RESET is held, so that every reset of it leaves one. (In ale-py the cut frame goes on
+// and takes in the lines above the picture; none of the games shows it.)
 BEAST_HD inline void reset_tia(TiaState& tia, Screens& screens) {
-  const uint8_t partial = tia.partial;
   tia = {};
-  tia.partial = partial;
   tia.vsync_end = kNever;
   memset(&screens, 0, sizeof(screens));
 }
@@ -436,6 +437,18 @@ BEAST_HD inline int32_t start_frame(TiaState& tia, const TiaWindow& window,
     }
   }
   return shift;
+}
+
+// What ale-py does to a frame that ran out of instructions: from the current line down
+// only the luminance is left. Most are long past the picture by then, but not where an
+// illegal opcode stopped the CPU.
+BEAST_HD inline void grey_out(const TiaState& tia, uint8_t* pixels, int32_t cycle) {
+  const int32_t first_line = tia.line_end / kLineClocks - 1 - tia.row;
+  const int32_t height = tia.window_end / kLineClocks - first_line;
+  const int32_t row = cycle / kLineCycles - first_line;
+  for (int32_t i = (row > 0 ? row : 0) * kWidth; i < height * kWidth; ++i) {
+    pixels[i] = pixels[i] >> 1 & 7;
+  }
 }
 
 // ---- Registers. ----
@@ -740,6 +753,7 @@ struct TiaLog {
   // the same picture.
   static constexpr int kCapacity = 4096;
   static constexpr uint8_t kRead = 0x40;  // No register: something was only looked at.
+  static constexpr uint8_t kCut = 0x41;   // Nor this: the frame was cut off here.
   struct Access {
     int32_t cycle;
     uint8_t reg, value;
@@ -764,6 +778,8 @@ BEAST_HD BEAST_NOINLINE inline void draw_log(TiaLog& log) {
     const TiaLog::Access& access = log.accesses[i];
     if (access.reg == TiaLog::kRead) {
       catch_up(log.tia, log.pixels, 3 * access.cycle);
+    } else if (access.reg == TiaLog::kCut) {
+      grey_out(log.tia, log.pixels, access.cycle);
     } else {
       set_register(log.tia, log.pixels, access.reg, access.value, access.cycle);
     }
@@ -798,6 +814,11 @@ BEAST_HD BEAST_NOINLINE inline void write_tia(TiaState& tia, uint8_t* pixels,
 BEAST_HD inline void look(TiaState& tia, uint8_t* pixels, int32_t cycle) {
   if (BEAST_UNLIKELY(tia.drawing == kLogged)) note(pixels, TiaLog::kRead, 0, cycle);
   catch_up(tia, pixels, 3 * cycle);
+}
+
+BEAST_HD inline void cut_off(TiaState& tia, uint8_t* pixels, int32_t cycle) {
+  if (tia.drawing == kLogged) note(pixels, TiaLog::kCut, 0, cycle);
+  if (tia.drawing == kDrawn) grey_out(tia, pixels, cycle);
 }
 
 // Which pots are plugged in, for read_tia.
