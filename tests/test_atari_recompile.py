@@ -2,6 +2,7 @@
 """Compiled Atari games: the same bytes as interpreted ones and as ale-py, and a cache
 that nobody else writes to. What compiles a game is slow: `make test-atari` runs it."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -25,9 +26,11 @@ recompile = pytest.importorskip("tools.recompile")
 
 SLOW_COMPILER = """#!/bin/sh
 [ "$1" = --version ] && exec echo slow 1.0
-echo $$ >> {log}
-exec sleep 60
-"""
+sleep 60 &
+echo $$ $! > {log}.new
+mv {log}.new {log}
+wait
+"""  # As a real one, it has the work done by a child.
 BROKEN_COMPILER = """#!/bin/sh
 [ "$1" = --version ] && exec echo broken 1.0
 echo "no such thing as C++" >&2
@@ -68,6 +71,16 @@ def use_compiler(script, tmp_path, monkeypatch):
     path.write_text(script)
     path.chmod(0o700)
     monkeypatch.setenv("CXX", str(path))
+
+
+def processes_with(word):
+    """Command lines of all processes that have this word in theirs."""
+    lines = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_text(errors="replace").replace("\0", " ")
+            lines += [line] if str(word) in line else []
+    return lines
 
 
 def steps_of(env, num_steps=50, seed=3):
@@ -122,26 +135,35 @@ def test_a_compiler_that_fails_leaves_nothing_but_a_line(
 
 
 @pytest.mark.slow
-def test_a_run_does_not_wait_for_the_compiler_and_leaves_it_when_it_ends(
-    cache, tmp_path, monkeypatch
+@pytest.mark.parametrize("end", ["return", "kill"])
+def test_a_run_does_not_wait_for_the_compiler_which_ends_with_it(
+    end, cache, tmp_path, monkeypatch
 ):
     use_compiler(SLOW_COMPILER.format(log=tmp_path / "log"), tmp_path, monkeypatch)
     script = """if True:
-        import pathlib, sys, time, atari_wrappers
+        import os, pathlib, signal, sys, time, atari_wrappers
         start = time.monotonic()
         env = atari_wrappers.NativeAtariVectorEnv(["pong"])
         env.reset(seed=1)
-        print(time.monotonic() - start)
+        print(time.monotonic() - start, flush=True)
         while not pathlib.Path(sys.argv[1]).exists():
             env.step([0])
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "log")],
-        cwd=ROOT, check=True, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", script, str(tmp_path / "log"), end],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0)
     assert float(done.stdout) < 5
-    pid = int((tmp_path / "log").read_text())
-    wait_for(lambda: not pathlib.Path(f"/proc/{pid}").exists(), "the compiler ends", 10)
+    pids = (tmp_path / "log").read_text().split()
+    assert len(pids) == 2
+    wait_for(
+        lambda: not any(pathlib.Path("/proc", pid).exists() for pid in pids),
+        "the compiler ends",
+        10,
+    )
 
 
 def test_what_others_may_write_to_is_refused(cache):
@@ -310,13 +332,17 @@ def test_of_several_processes_one_compiles(cache):
 def test_a_killed_build_is_followed_by_a_whole_one(cache):
     script = "from tools import recompile; recompile.build('pong')"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
-    wait_for(lambda: list(cache.glob("building/*.cc")), "the compiler's work")
+    # The compiler proper is a child of a child: GCC's cc1plus, Clang's clang -cc1.
+    wait_for(
+        lambda: any("cc1" in line for line in processes_with(cache)), "it compiles", 60
+    )
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=10)
+    wait_for(lambda: not processes_with(cache), "the compiler's end", 10)
     assert not list(cache.glob("*.so"))
     path = recompile.build("pong")
     assert recompile.cached("pong") == path
-    assert not (cache / "building").exists()
+    assert sorted(cache.iterdir()) == sorted([cache / "lock", path])
 
 
 @pytest.mark.slow

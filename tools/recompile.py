@@ -13,7 +13,6 @@ refused. docs/atari.md says when this happens by itself.
 """
 
 import argparse
-import atexit
 import contextlib
 import fcntl
 import functools
@@ -24,9 +23,9 @@ import pathlib
 import platform
 import queue
 import shutil
-import signal
 import stat
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -47,6 +46,17 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
 GCC_FLAGS = ("-fno-tree-pta", "-fno-tree-pre")
 MAGIC = b"chimera-atari-1\n"  # Ends the file, after the SHA-256 of what is before it.
 DEADLINE_S = 600.0
+# Runs a command that ends, with all that it started, when our end of the pipe that is its
+# input closes: so however we end. (A signal on the death of a parent would reach the
+# compiler, not the compiler proper, which is its child.)
+BOUND_TO_US = """
+exec 3<&0 </dev/null
+{ read -r nothing <&3; kill -KILL 0; } >/dev/null 2>&1 &
+"$@" 3<&-
+status=$?
+kill $!
+exit $status
+"""
 
 
 class RecompileError(RuntimeError):
@@ -231,9 +241,9 @@ def _locked(path: pathlib.Path, end: float) -> Iterator[None]:
 
 def _compile(game: str, path: pathlib.Path, end: float, niceness: int) -> None:
     """Writes path, all of it or nothing. The lock must be held."""
-    folder = path.parent / "building"  # What a killed process left is in the way.
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
+    for left in path.parent.glob("building*"):  # By a process that was killed.
+        shutil.rmtree(left, ignore_errors=True)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="building-", dir=path.parent))
     try:
         for name, text in libatari.headers():
             header = folder / name
@@ -248,7 +258,7 @@ def _compile(game: str, path: pathlib.Path, end: float, niceness: int) -> None:
         command += ["-o", str(result)]
         if niceness and shutil.which("nice"):
             command = ["nice", "-n", str(niceness), *command]
-        _run_compiler(command, end)
+        _run_compiler(command, end, folder)
         body = result.read_bytes()
         result.write_bytes(body + hashlib.sha256(body).digest() + MAGIC)
         with result.open("rb") as file:
@@ -259,33 +269,29 @@ def _compile(game: str, path: pathlib.Path, end: float, niceness: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_compiler(command: list[str], end: float) -> None:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # The compiler proper is a child of this one.
-    )
-
-    def kill() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    atexit.register(kill)
-    try:
-        said, _ = process.communicate(timeout=max(end - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
-        raise RecompileError(
-            f"not done in time, try again when the machine is less busy: "
-            f"{' '.join(command)}"
-        ) from None
-    finally:
-        if process.poll() is None:
-            kill()
-            process.wait()
-        atexit.unregister(kill)
+def _run_compiler(command: list[str], end: float, folder: pathlib.Path) -> None:
+    its_end, our_end = os.pipe()
+    with open(our_end, "wb") as ours:
+        with open(its_end, "rb") as its_input:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", BOUND_TO_US, "sh", *command],
+                stdin=its_input,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "TMPDIR": str(folder)},  # Nothing stays in /tmp.
+                start_new_session=True,  # A group of its own, to be killed as one.
+            )
+        with process:
+            try:
+                said, _ = process.communicate(timeout=max(end - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                raise RecompileError(
+                    f"not done in time, try again when the machine is less busy: "
+                    f"{' '.join(command)}"
+                ) from None
+            finally:
+                ours.close()
     if process.returncode != 0:
         lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
         raise RecompileError(f"{' '.join(command)} says: {lines[0]}")
