@@ -59,10 +59,11 @@ NUM_OUT = 7
 OUT, SUM = 0x8A, 0x8A + NUM_OUT
 OUT_A, OUT_X, OUT_Y, OUT_T, OUT_P, OUT_S, OUT_M = range(OUT, SUM)
 BACK, POINTER, STUB, MEMORY = 0x98, 0x9A, 0x9C, 0xA0
-ALIVE = 0xE5
+NUM_FRAMES, ALIVE = 0xC8, 0xE5
 TIMER, TIMER_SET = 0x284, 0x294
 START, CODE_END = 0xF000, 0xFC0
 TESTS_PER_FRAME = 16
+LAST_FRAME = 75  # Of a program that stops: 68 are in a reset.
 # All but VSYNC, VBLANK, WSYNC and sound; those that move things more often, as random
 # writes seldom leave anything in its place.
 PICTURE_REGISTERS = [*range(0x04, 0x15), *range(0x1B, 0x2D), 0x1B, 0x1C, 0x2A]
@@ -80,8 +81,9 @@ class Program:
         self.code = bytearray()
         self.num_tests = 0
         self.add([0x78, 0xD8, 0xA2, 0xFF, 0x9A])  # SEI CLD, SP = FF
-        for address, value in ((X, 1), (A, seed), (B, 5), (C, 99), (ALIVE, 1)):
-            self.add([0xA9, value & 0xFF, 0x85, address])
+        initial = {X: 1, A: seed & 0xFF, B: 5, C: 99, NUM_FRAMES: 0, ALIVE: 1}
+        for address, value in initial.items():
+            self.add([0xA9, value, 0x85, address])
         over = self.jump()
         self.add_subroutines()
         self.land(over)
@@ -303,16 +305,25 @@ class Program:
         self.add([*to_absolute(0xAE, TIMER + 1), *to_absolute(0xAC, TIMER)])
         self.end_test()
 
-    def check_picture(self) -> None:
-        """A picture of random writes at random times; collisions go to the sums."""
-        self.add([0xA2, 0x1F])  # New values while the screen is dark.
+    def check_picture(self, cut: str = "") -> None:
+        """A picture of random writes at random times; collisions go to the sums.
+
+        cut says how frame LAST_FRAME stops somewhere in it, if it does.
+        """
+        self.add([0xE6, NUM_FRAMES, 0xA2, 0x1F])  # New values while the screen is dark.
         again = self.here
         self.add([0x86, TARGET])
         self.call(self.draw_number)
         self.add([0xA6, TARGET, 0x95, MEMORY, 0xCA, 0x10, again - self.here - 7 & 0xFF])
         self.add([0xA2, 0x02])  # Twice about 90 lines; with more it would be PAL.
         again = self.here
+        if cut:  # Not above the first line: see cut().
+            self.add([0x85, 0x02] * 10)
+        cut_at = len(self.code) + self.draw(CODE_END - 120 - len(self.code))
         while len(self.code) < CODE_END - 40:
+            if cut and len(self.code) >= cut_at:
+                self.cut(cut)
+                cut = ""
             kind = self.draw(20)
             if kind == 0:
                 self.add([0x85, 0x02])  # WSYNC
@@ -325,6 +336,17 @@ class Program:
                 self.add([0xA5, MEMORY + self.draw(32)])
                 self.add([0x85, int(self.random.choice(PICTURE_REGISTERS))])
         self.add([0xCA, 0xF0, 0x03, *to_absolute(0x4C, again)])
+
+    def cut(self, how: str) -> None:
+        code = []
+        # Two lines, drawn up to some place by two colours, as only what changes is drawn
+        # to. Two, as ale-py blanks more than HMOVE does in the line that it draws next.
+        for _ in range(2):
+            code += [0x85, 0x02, 0xA0, 8 + self.draw(8), 0x88, 0xD0, 0xFD]  # DEY, BNE
+            code += [0xA9, self.draw(), 0x85, 0x09, 0x49, 0x1E, 0x85, 0x09]
+        self.add([0xA5, NUM_FRAMES, 0xC9, LAST_FRAME, 0xD0, len(code) + 3, *code])
+        # An opcode that stops the CPU, or one that jumps to itself.
+        self.add(to_absolute(0x4C, self.here) if how == "hang" else [0x02] * 3)
 
 
 def programs(seed: int) -> list[Program]:
@@ -429,6 +451,15 @@ def test_pictures_of_random_writes_are_as_in_ale(tmp_path):
     program = Program(seed=1)
     program.check_picture()
     compare(program.rom(), tmp_path, 60)
+
+
+# ale-py says "Illegal Instruction!" where the CPU stops.
+@pytest.mark.parametrize("how", ["jam", "hang"])
+def test_frames_that_are_cut_off_are_as_in_ale(how, tmp_path):
+    for seed in range(4):
+        program = Program(seed)
+        program.check_picture(how)
+        compare(program.rom(), tmp_path, 20)
 
 
 @pytest.mark.slow
