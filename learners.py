@@ -88,7 +88,7 @@ def set_threads(flags: argparse.Namespace, space: gym.Space) -> None:
 
 def has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16, at up to twice the rate of float32."""
-    if not hasattr(torch.cpu, "get_capabilities"):  # Before torch 2.13, perhaps.
+    if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.13 has it.
         return False
     can = torch.cpu.get_capabilities()
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))

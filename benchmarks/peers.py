@@ -124,7 +124,8 @@ SETTINGS = {
         "--num_workers=1 --envs_per_worker=32",
     ],
 }
-# The fastest of a --search of 12 s each on 2 cores (AVX-512), nobody else at work.
+# The fastest of a --search of 12 s each on 2 cores (AVX-512), nobody else at work; of
+# envpool with --amp only 32 and 64 environments were tried, 9 s each.
 BEST = {
     "sb3": "--num_envs=32 --threads=2",
     "envpool": "OMP_WAIT_POLICY=PASSIVE --num_envs=64 --env_threads=2 --threads=2 "

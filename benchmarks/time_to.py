@@ -30,7 +30,7 @@ from tools import results
 OUT = sps.RESULTS / "time_to.json"
 ENV = "PongNoFrameskip-v4"
 SCORE = 18.0
-START_S = 300.0  # Until the first line of a peer.
+START_S = 300.0  # Until the first game of a peer has ended.
 NUM_POINTS = 300  # Of a curve that is kept.
 
 parser = argparse.ArgumentParser(
@@ -38,7 +38,11 @@ parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("--peers", default="envpool,sb3", help="of benchmarks/peers.py")
+parser.add_argument(
+    "--peers",
+    default="envpool,sb3",
+    help="of benchmarks/peers.py, that print returns: envpool, sb3",
+)
 parser.add_argument("--seeds", default=[1, 2], type=int, nargs="+")
 parser.add_argument("--minutes", default=30.0, type=float, help="that a run may take")
 parser.add_argument("--figure", action="store_true", help="only draw what is recorded")
@@ -60,14 +64,12 @@ def curve_of(command: list[str], minutes: float) -> list[list[float]]:
         reading = threading.Thread(target=read_rows, args=(process.stdout, rows))
         reading.start()
         try:
-            deadline = time.monotonic() + START_S
-            while time.monotonic() < deadline and process.poll() is None:
+            began = time.monotonic()
+            while process.poll() is None and not (rows and rows[-1][2] >= SCORE):
                 time.sleep(1.0)
-                if rows:
-                    left = 60 * minutes - rows[-1][0]
-                    deadline = min(time.monotonic() + START_S, time.monotonic() + left)
-                    if rows[-1][2] >= SCORE:
-                        break
+                patience_s = 60 * minutes if rows else START_S
+                if time.monotonic() > began + patience_s:
+                    break
             code = process.poll()
         finally:
             peers.stop(process)
@@ -169,11 +171,13 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
 def draw(runs: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
     names = sorted({run["name"] for run in runs.values()})
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for run in runs.values():
-        minutes = [row[0] / 60 for row in run["curve"]]
-        returns = [row[2] for row in run["curve"]]
-        label = run["name"] if run["seed"] == min(r["seed"] for r in runs.values() if r["name"] == run["name"]) else None  # fmt: skip
-        axes.plot(minutes, returns, color=f"C{names.index(run['name'])}", label=label)
+    for i, name in enumerate(names):
+        label: str | None = name  # In the legend once.
+        for run in (run for run in runs.values() if run["name"] == name):
+            minutes = [row[0] / 60 for row in run["curve"]]
+            returns = [row[2] for row in run["curve"]]
+            axes.plot(minutes, returns, color=f"C{i}", label=label)
+            label = None
     axes.axhline(SCORE, color="grey", linewidth=0.8, linestyle="dashed")
     axes.set(xlabel="minutes", ylabel="mean return of 100 games", title="Pong, 2 cores")
     axes.legend()
@@ -197,6 +201,7 @@ def main(args: argparse.Namespace) -> int:
         parser.error("nothing is recorded yet; run it without --figure")
     text = table(runs)
     print(text)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.with_suffix(".md").write_text(text)
     draw(runs, OUT.with_suffix(".png"))
     print(f"wrote {OUT.with_suffix('.png').relative_to(sps.ROOT)}")
