@@ -13,8 +13,9 @@ The peers, each in a virtual environment of its own in build/peers, made when mi
   sample_factory  Sample Factory, APPO
   rllib           RLlib, IMPALA
 
-All train our network for that environment in float32 on rollouts of 20 steps, on each
-step once, and count steps, not frames. Their programs are in benchmarks/peer_runs.
+All train our network for that environment on rollouts of 20 steps, on each step once, and
+count steps, not frames. The loop of our own computes in bfloat16 as our agents do, where
+that is faster; the others are in float32. Their programs are in benchmarks/peer_runs.
 MinAtar is for sb3 and envpool (there under gymnasium's vector environment).
 
 Each round runs every system for a while, in turn; the limit (benchmarks/limits.py) is
