@@ -21,7 +21,7 @@ import importlib
 import logging
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import ale_py
@@ -162,10 +162,10 @@ def wrap_pytorch(env: gym.Env) -> gym.Env:
 
     [H, W, C] is turned, [H, W] from 36 pixels on gets a channel.
     """
-    space = env.observation_space
-    if not _turns(space):
+    turn = _turner(env.observation_space)
+    if turn is None:
         return env
-    return TransformObservation(env, lambda obs: _turn(space, obs), _turn_space(space))
+    return TransformObservation(env, turn, _turn_space(env.observation_space))
 
 
 def make_atari_vector(
@@ -645,41 +645,45 @@ def _read_rom(game: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
+def _turner(space: Any) -> Callable[[Any], Any] | None:
+    """What makes channels come first in samples of space; None where all is as it is.
+
+    Made once, as the asking takes as long as a step of a small game.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        parts = {key: _turner(inner) for key, inner in space.items()}
+        if not any(parts.values()):
+            return None
+        return lambda obs: {
+            key: turn(obs[key]) if turn else obs[key] for key, turn in parts.items()
+        }
+    if isinstance(space, gym.spaces.Tuple):
+        turns = [_turner(inner) for inner in space]
+        if not any(turns):
+            return None
+        return lambda obs: tuple(
+            turn(x) if turn else x for turn, x in zip(turns, obs, strict=True)
+        )
+    if not isinstance(space, gym.spaces.Box):
+        return None
+    shape = space.shape
+    if len(shape) == 2 and min(shape) >= 36:
+        return lambda obs: np.asarray(obs)[None]
+    # Images come as [H, W, C] unless the shape speaks against it.
+    if len(shape) != 3 or shape[0] < shape[2] or shape[1] == shape[2] != shape[0]:
+        return None
+    return lambda obs: np.asarray(obs).transpose(2, 0, 1)  # np.moveaxis takes 3 us.
+
+
 def _turn_space(space: Any) -> Any:
-    """The space of what _turn makes of space's samples."""
+    """The space of what _turner's function makes of space's samples."""
+    turn = _turner(space)
+    if turn is None:
+        return space
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict(
             {key: _turn_space(inner) for key, inner in space.items()}
         )
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([_turn_space(inner) for inner in space])
-    if isinstance(space, gym.spaces.Box):
-        low, high = _turn(space, space.low), _turn(space, space.high)
-        return gym.spaces.Box(low, high, dtype=space.dtype.type)
-    return space
-
-
-def _turn(space: Any, obs: Any) -> Any:
-    """obs of space with channels first."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _turn(inner, obs[key]) for key, inner in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_turn(inner, x) for inner, x in zip(space, obs, strict=True))
-    if not _turns(space):
-        return obs
-    return obs[None] if len(space.shape) == 2 else np.moveaxis(obs, -1, 0)
-
-
-def _turns(space: Any) -> bool:
-    """Whether observations of space hold an image whose channels are not first."""
-    if isinstance(space, gym.spaces.Dict):
-        return any(_turns(inner) for inner in space.values())
-    if isinstance(space, gym.spaces.Tuple):
-        return any(_turns(inner) for inner in space)
-    if not isinstance(space, gym.spaces.Box):
-        return False
-    shape = space.shape
-    if len(shape) == 3:
-        # Images come as [H, W, C] unless the shape speaks against it.
-        return not (shape[0] < shape[2] or shape[1] == shape[2] != shape[0])
-    return len(shape) == 2 and min(shape) >= 36
+    return gym.spaces.Box(turn(space.low), turn(space.high), dtype=space.dtype.type)

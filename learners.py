@@ -28,7 +28,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -99,7 +99,7 @@ LEAST_SAMPLES = 16
 
 
 def split(
-    body: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]
+    body: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[nn.Parameter]
 ) -> Tensor:
     """body(x) of samples x [N, ...], forth and back, with a thread for each core.
 
@@ -109,7 +109,6 @@ def split(
     the shallow network takes 0.88 of the time, beside actors more is gained.
     """
     num_parts = min(torch.get_num_threads(), x.shape[0] // LEAST_SAMPLES)
-    parameters = [p for p in parameters if p.requires_grad]
     is_plain = (
         torch.is_grad_enabled()
         and x.device.type == "cpu"
@@ -117,9 +116,10 @@ def split(
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
-    if num_parts < 2 or not parameters or not is_plain:
+    if num_parts < 2 or not is_plain:
         return body(x)
-    return _Split.apply(body, num_parts, x, *parameters)
+    trained = [p for p in parameters if p.requires_grad]
+    return _Split.apply(body, num_parts, x, *trained) if trained else body(x)
 
 
 class _Split(torch.autograd.Function):

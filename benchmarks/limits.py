@@ -19,7 +19,6 @@ import functools
 import os
 import pathlib
 import statistics
-import types
 from typing import Any
 
 import monobeast  # Before torch: it says how torch's threads wait.
@@ -27,8 +26,6 @@ import monobeast  # Before torch: it says how torch's threads wait.
 # isort: split
 import gymnasium as gym
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import atari_wrappers
@@ -120,19 +117,21 @@ def sample_batch(
     return rollouts.Batch(rows, model.initial_state(flags.batch_size), [])
 
 
-def features_nchw(self: Any, x: Tensor) -> Tensor:
-    """monobeast.ImageBody.features, without channels_last."""
-    x = (x.float() - self.background).mul_(self.scale)
-    with torch.autocast(x.device.type, torch.bfloat16, self.amp, cache_enabled=False):
-        return F.relu(self.fc(self.convs(x).flatten(1))).float()
-
-
-def make_nchw(model: Any) -> Any:
-    model.to(memory_format=torch.contiguous_format)
+def in_other_layout(model: Any) -> Any:
+    """model with its images channels_last where they were not, and the other way."""
     for body in model.bodies:
         if isinstance(body, monobeast.ImageBody):
-            body.features = types.MethodType(features_nchw, body)
+            was_last = body.layout == torch.channels_last
+            body.layout = torch.contiguous_format if was_last else torch.channels_last
+            body.convs.to(memory_format=body.layout)
     return model
+
+
+def layout_of(model: Any) -> str:
+    layouts = {getattr(body, "layout", None) for body in model.bodies}
+    if torch.channels_last in layouts:
+        return "channels_last"
+    return "NCHW" if torch.contiguous_format in layouts else "float32"
 
 
 def measure_model(
@@ -160,17 +159,16 @@ def measure_model(
     model.train()
     steps = flags.unroll_length * flags.batch_size
     learn = functools.partial(monobeast.learn, flags, learner, batch)
-    layout = "channels_last" if is_image else "float32"
-    figures.add(f"learning, {layout}, 1 thread", learn, steps)
+    figures.add(f"learning, {layout_of(model)}, 1 thread", learn, steps)
     if is_image and not figures.only_ideal:
         other = monobeast.build_learner(flags, env)
-        make_nchw(other.model)
-        learn_nchw = functools.partial(monobeast.learn, flags, other, batch)
-        figures.add("learning, NCHW, 1 thread", learn_nchw, steps)
+        layout = layout_of(in_other_layout(other.model))
+        learn_other = functools.partial(monobeast.learn, flags, other, batch)
+        figures.add(f"learning, {layout}, 1 thread", learn_other, steps)
     if len(cores) > 1 and not figures.only_ideal:
         measure.pin(set(cores[:2]))
         torch.set_num_threads(2)
-        figures.add(f"learning, {layout}, 2 threads", learn, steps)
+        figures.add(f"learning, {layout_of(model)}, 2 threads", learn, steps)
         torch.set_num_threads(1)
     env.close()
 

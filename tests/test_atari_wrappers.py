@@ -177,6 +177,36 @@ def test_which_images_are_turned(shape, turned):
         assert observation[1, 0, 0] == 1
 
 
+def test_images_inside_nests_are_turned_and_the_rest_is_left():
+    image = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
+    code = np.arange(4, dtype=np.float32)
+
+    class Nest(gym.Env):
+        observation_space = gym.spaces.Dict(
+            {
+                "both": gym.spaces.Tuple(
+                    [
+                        gym.spaces.Box(0, 255, image.shape, np.uint8),
+                        gym.spaces.Box(0, 9, code.shape, np.float32),
+                    ]
+                ),
+                "number": gym.spaces.Discrete(3),
+            }
+        )
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return {"both": (image, code), "number": 2}, {}
+
+    env = atari_wrappers.wrap_pytorch(Nest())
+    observation, _ = env.reset()
+    assert np.array_equal(observation["both"][0], image.transpose(2, 0, 1))
+    assert np.array_equal(observation["both"][1], code)
+    assert observation["number"] == 2
+    assert env.observation_space["both"][0].shape == (3, 10, 10)
+    assert env.observation_space["both"][1].shape == (4,)
+
+
 def test_a_missing_rom_says_what_to_install(monkeypatch):
     monkeypatch.setattr(atari_wrappers.ale_py.roms, "get_rom_path", lambda name: None)
     for make in (

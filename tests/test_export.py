@@ -93,7 +93,7 @@ def original(agent, run):
     [
         # What is exported is float32, also of a run with bfloat16.
         ("monobeast", ["--env=PongNoFrameskip-v4", "--total_steps=40", "--no-amp"]),
-        ("monobeast", ["--env=tests.envs:Nested-v0", "--use_lstm"]),
+        ("monobeast", ["--env=tests.envs:Nested-v0", "--use_lstm", "--no-amp"]),
         pytest.param("polybeast", ["--env=CartPole-v1"], marks=needs_libbeast),
     ],
 )

@@ -46,7 +46,7 @@ class Report(BaseCallback):
         now = time.monotonic()
         if now >= self.last + 1:
             self.last = now
-            games = [game["r"] for game in self.model.ep_info_buffer or []]
+            games = [float(game["r"]) for game in self.model.ep_info_buffer or []]
             mean = sum(games) / len(games) if games else None
             steps = self.num_timesteps
             row = {"seconds": now - self.began, "steps": steps, "return": mean}
