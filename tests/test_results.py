@@ -162,7 +162,7 @@ def test_pages_have_the_numbers(collected):
     assert "old" not in readme.read_text()
     page = (out / "cart/README.md").read_text()
     assert "| slow-2 | 12.00 | 2,010 | 20.1 | 4.50 (1 to 8) | 100.0 | 2 | 0123456789 |" in page  # fmt: skip
-    assert "Machine: 2x-some-cpu; others had at most 1% of it" in page
+    assert "Machine: 2x-some-cpu, of which each run had 2 cores; others had at most 1% of" in page  # fmt: skip
     command = "--learning_rate 1e-4 --total_steps 10000 --seed 1\n"
     assert command in page
 

@@ -454,6 +454,7 @@ def claim_page(claim: Claim, found: list[Outcome]) -> str:
     versions = sorted(
         {f"{k} {v}" for o in found for k, v in o.meta["versions"].items()}
     )
+    cores = " or ".join(str(n) for n in sorted({o.meta["cores"] for o in found}))
     shares = [o.meta["others"] for o in found]
     others = "an unknown share" if None in shares else f"at most {max(shares):.0%}"
     parts = [
@@ -467,7 +468,8 @@ def claim_page(claim: Claim, found: list[Outcome]) -> str:
         f"`make results NAME={claim.name}` trains and tests all of it again, in turn. Its "
         "commands, here with the first seed:\n",
         "```bash\n" + "\n".join(commands) + "\n```\n",
-        f"Machine: {', '.join(machines)}; others had {others} of it meanwhile. "
+        f"Machine: {', '.join(machines)}, of which each run had {cores} cores; others "
+        f"had {others} of the machine meanwhile. "
         f"{', '.join(versions)}. A return is the mean of the last 100 training episodes, "
         f"final where training ends; tests sample their actions. `meta.json` of each run "
         "has all flags.\n",
