@@ -73,6 +73,7 @@ def test_agents_are_as_before_when_a_changed_one_has_ended(monkeypatch, tmp_path
     assert (polybeast.rollouts.Weights, vtrace.from_logits) == before
     assert centring.main(centring.parser.parse_args([*flags, "--no-centring"])) == 1
     assert polybeast.ImageBody.NUM_AVERAGED == 100
+    assert polybeast.ImageBody.DIVISOR == 32
     assert not hasattr(polybeast.parser.parse_args([]), "lag")
 
 

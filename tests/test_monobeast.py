@@ -207,8 +207,8 @@ def test_the_body_fits_the_observation(shape, net, features):
 @pytest.mark.parametrize(
     ("shape", "dtype", "scale"),
     [
-        ((3, 84, 84), np.uint8, 1 / 255),
-        ((3, 32, 32), np.uint8, 1 / 255),
+        ((3, 84, 84), np.uint8, 1 / 32),
+        ((3, 32, 32), np.uint8, 1 / 32),
         ((3, 84, 84), np.float32, 1.0),
         ((3, 7, 7), np.uint8, 1.0),
     ],

@@ -227,12 +227,12 @@ def test_what_there_is_not_is_refused_with_what_there_is(capsys):
 
 def test_a_dry_run_prints_commands_and_starts_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(results, "ROOT", tmp_path)
-    words = ["centring", "--dry_run", "--only", "not-centred"]
+    words = ["centring", "--dry_run", "--only", "not-centred-255"]
     assert results.main(results.parser.parse_args(words)) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "centring/not-centred-1 (to do)",
+        "centring/not-centred-255-1 (to do)",
         "  python -m benchmarks.centring --env PongNoFrameskip-v4 --no-centring "
-        "--total_steps 600000 --seed 1",
+        "--divisor 255 --total_steps 600000 --seed 1",
     ]
 
 
