@@ -86,7 +86,7 @@ g.add_argument("--amp", action=yes_no, help="bfloat16 inside the bodies for imag
 g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
 g.add_argument("--baseline_cost", default=0.5, type=float, help="weight of the baseline loss")  # fmt: skip
-g.add_argument("--entropy_cost", default=0.003, type=float, help="weight of the entropy bonus")  # fmt: skip
+g.add_argument("--entropy_cost", default=0.01, type=float, help="weight of the entropy bonus")  # fmt: skip
 g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
 g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less variance, more bias")  # fmt: skip
 g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
