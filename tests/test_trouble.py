@@ -91,7 +91,7 @@ def kill_actors(run, kills):
         os.kill(victim, signal.SIGKILL)
         step = run.step()
         run.wait_for_step(step + 500)
-        assert not alive(victim)
+        wait_for(lambda pid=victim: not alive(pid), run.text)
     assert run.text().count("died and is replaced") == kills
 
 
