@@ -198,7 +198,7 @@ class ImageBody(nn.Module):
     The mean picture of the first 100 updates is subtracted from every picture, since
     what never changes drowns what moves. What is left is divided by 32, not by 255, as
     its standard deviation is but 7 to 16 in five games of Atari. After 500,000 steps of
-    Pong five runs with 255 had returns of -18 to -8, four with 17 to 51 of -0.5 to 7.
+    Pong at an entropy cost of 0.003, 255 gave -18 to -8, and 17 to 51 -0.5 to 7.
     """
 
     NUM_AVERAGED = 100

@@ -20,7 +20,7 @@ import rundir
 parser = copy.deepcopy(polybeast.parser)
 parser.prog = "python -m benchmarks.centring"
 parser.description = (__doc__ or "").partition("\n")[0]
-parser.epilog = "Example: %(prog)s --env PongNoFrameskip-v4 --no-centring"
+parser.epilog = "Example: %(prog)s --env PongNoFrameskip-v4 --divisor 255 --no-centring"
 g = parser.add_argument_group("centring")
 g.add_argument("--centring", default=True, action=argparse.BooleanOptionalAction, help="subtract the mean picture")  # fmt: skip
 g.add_argument("--divisor", default=polybeast.ImageBody.DIVISOR, type=float, help="of what is left of pixels")  # fmt: skip
