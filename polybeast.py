@@ -28,17 +28,11 @@ made by `create_env` in polybeast_env.py.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import os
-import queue
 import sys
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 # Threads of the learner that wait for one another shall sleep, as actors want the cores:
@@ -621,153 +615,48 @@ def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
     run.save(learner.state())
 
 
-# -------------------------------------------------------------------------- threads
+# -------------------------------------------------------------------------- actors
 
 
-class Actors:
-    """Everything that makes batches; use it with `with`, then ask for next_batch().
+def build_actors(
+    flags: argparse.Namespace,
+    weights: rollouts.Weights,
+    local: servers.LocalServers,
+    num_envs: int,
+    seed: int,
+) -> servers.Actors:
+    """The parts of the core, each given those it passes rows on to."""
+    learner_queue = libbeast.BatchingQueue(
+        batch_dim=1,
+        minimum_batch_size=flags.batch_size,
+        maximum_batch_size=flags.batch_size,
+        # No more ahead, or what is learned from is older: on Pong 8 updates against 6
+        # with a batch here and one fetched, and the same rate.
+        maximum_queue_size=flags.batch_size,
+        pin_memory=flags.learner_device != "cpu",
+    )
+    inference_batcher = libbeast.DynamicBatcher(
+        batch_dim=1,
+        minimum_batch_size=1,
+        maximum_batch_size=max(flags.max_inference_batch, num_envs),
+        pin_memory=flags.actor_device != "cpu",
+    )
+    pool = libbeast.ActorPool(
+        flags.unroll_length,
+        learner_queue,
+        inference_batcher,
+        local.addresses,
+        tree_map(lambda x: x.cpu(), weights.initial_state),
+        run_id=flags.xpid,
+        connect_timeout_s=flags.connect_timeout_s,
+        step_timeout_s=flags.step_timeout_s,
+        **local.client_options(),
+    )
 
-    Threads: the actor pool, inference, one that fetches the next batch, one that looks
-    after them. next_batch() raises the first error of any.
-    """
+    def answer(clock: servers.Clock, thread: int) -> None:
+        infer(flags, inference_batcher, weights, clock, seed + thread)
 
-    def __init__(
-        self,
-        flags: argparse.Namespace,
-        weights: rollouts.Weights,
-        local: servers.LocalServers,
-        num_envs: int,
-        seed: int,
-    ) -> None:
-        self.flags, self.local = flags, local
-        self.learner_queue = libbeast.BatchingQueue(
-            batch_dim=1,
-            minimum_batch_size=flags.batch_size,
-            maximum_batch_size=flags.batch_size,
-            # No more ahead, or what is learned from is older: on Pong 8 updates against
-            # 6 with a batch here and one fetched, and the same rate.
-            maximum_queue_size=flags.batch_size,
-            pin_memory=flags.learner_device != "cpu",
-        )
-        self.inference_batcher = libbeast.DynamicBatcher(
-            batch_dim=1,
-            minimum_batch_size=1,
-            maximum_batch_size=max(flags.max_inference_batch, num_envs),
-            pin_memory=flags.actor_device != "cpu",
-        )
-        self.pool = libbeast.ActorPool(
-            flags.unroll_length,
-            self.learner_queue,
-            self.inference_batcher,
-            local.addresses,
-            tree_map(lambda x: x.cpu(), weights.initial_state),
-            run_id=flags.xpid,
-            connect_timeout_s=flags.connect_timeout_s,
-            step_timeout_s=flags.step_timeout_s,
-            **local.client_options(),
-        )
-        self.watch = servers.Watch(
-            self.pool, local, flags.stall_timeout_s, flags.num_inference_threads
-        )
-        self.error: BaseException | None = None
-        self.closing = threading.Event()
-        self.wanted = threading.Semaphore(1)  # Batches ahead of the learner.
-        self.is_asked = False
-        self.batches: queue.SimpleQueue[rollouts.Batch] = queue.SimpleQueue()
-        bodies: list[Any] = [self._act, self._fetch, self._look_after]
-        for i in range(flags.num_inference_threads):
-            args = (self.inference_batcher, weights, self.watch.inference, seed + i)
-            bodies.append(functools.partial(infer, flags, *args))
-        self.threads = [
-            threading.Thread(target=self._guard, args=(body,), daemon=True)
-            for body in bodies
-        ]
-        self.inference_threads = self.threads[3:]
-
-    def __enter__(self) -> "Actors":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *unused_exc: Any) -> None:
-        self._close()
-        for thread in self.threads:
-            thread.join(timeout=10)
-            if thread.is_alive():
-                log.error("%s did not end within 10 s", thread.name)
-
-    def next_batch(self) -> rollouts.Batch | None:
-        """The next batch, None if there is none yet."""
-        if self.error is not None:
-            raise self.error
-        self.local.check()
-        if not self.is_asked:
-            self.wanted.release()
-        self.is_asked = True
-        with contextlib.suppress(queue.Empty):
-            batch = self.batches.get(timeout=0.5)
-            self.is_asked = False
-            return batch
-        return None
-
-    def stats(self) -> dict[str, float]:
-        """What logs.csv and TensorBoard show of queues and threads."""
-        return self.watch.stats() | {
-            "learner_queue": self.learner_queue.size(),
-            "inference_queue": self.inference_batcher.size(),
-        }
-
-    def _guard(self, body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as error:
-            # When one thread fails, others fail a moment later for its sake.
-            if self.error is None and not self.closing.is_set():
-                self.error = error
-            self._close()
-
-    def _close(self) -> None:
-        self.closing.set()
-        for closable in (self.inference_batcher, self.learner_queue):
-            with contextlib.suppress(RuntimeError):  # Closed already.
-                closable.close()
-
-    def _act(self) -> None:
-        try:
-            self.pool.run()
-        except Exception:
-            # Where inference is the cause, its own error says more.
-            with contextlib.suppress(RuntimeError):
-                self.inference_batcher.close()
-            for thread in self.inference_threads:
-                thread.join(timeout=5)
-            raise
-
-    def _fetch(self) -> None:
-        device = self.flags.learner_device
-        while not self.closing.is_set():
-            if not self.wanted.acquire(timeout=0.2):
-                continue
-            try:
-                rows, core_state = next(self.learner_queue)
-            except StopIteration:
-                return
-            episodes = rollouts.finished_games(rows)
-            if device != "cpu":
-                rows, core_state = tree_map(
-                    lambda x: x.to(device, non_blocking=True), (rows, core_state)
-                )
-                torch.cuda.current_stream(device).synchronize()
-            self.batches.put(rollouts.Batch(rows, core_state, episodes))
-
-    def _look_after(self) -> None:
-        file_read_at = time.monotonic()
-        while not self.closing.wait(0.1):
-            self.watch.look()
-            if time.monotonic() - file_read_at > 2.0:
-                file_read_at = time.monotonic()
-                for address in self.local.new_addresses():
-                    self.pool.add_address(address)
+    return servers.Actors(flags, local, pool, inference_batcher, learner_queue, answer)
 
 
 # --------------------------------------------------------------------------- train
@@ -803,11 +692,11 @@ def train(flags: argparse.Namespace) -> int:
                 learner.restore(saved, flags)
             with rundir.StopSignals() as stop:
                 run.begin(learner.step)
-                print_plan(flags, local, spec.num_envs)
+                servers.print_plan(flags, local, spec.num_envs)
                 weights = rollouts.Weights(
                     learner.model, learner.updates, flags.actor_device
                 )
-                with Actors(flags, weights, local, spec.num_envs, seed) as actors:
+                with build_actors(flags, weights, local, spec.num_envs, seed) as actors:
                     try:
                         train_loop(flags, learner, run, weights, actors, stop)
                     finally:
@@ -815,27 +704,12 @@ def train(flags: argparse.Namespace) -> int:
     return run.end(learner.step, stop)
 
 
-def print_plan(
-    flags: argparse.Namespace, local: servers.LocalServers, num_envs: int
-) -> None:
-    started = "started here" if local.process else "of your own"
-    each = f"{flags.num_learners} learners, each: " if flags.num_learners > 1 else ""
-    log.info(
-        f"plan: {each}{len(local.addresses)} streams to servers {started}, {num_envs} environments in "
-        f"each stream; inference on {flags.actor_device}, "
-        f"{flags.num_inference_threads} threads; learner on {flags.learner_device}, "
-        f"{flags.learner_threads} CPU threads, updates of {flags.batch_size} x "
-        f"{flags.unroll_length} steps; "
-        f"{'bfloat16, ' if flags.amp else ''}{rundir.num_cores()} cores"
-    )
-
-
 def train_loop(
     flags: argparse.Namespace,
     learner: Learner,
     run: rundir.Run,
     weights: rollouts.Weights,
-    actors: Actors,
+    actors: servers.Actors,
     stop: rundir.StopSignals,
 ) -> None:
     with evaluation.Evaluator(run, flags, __file__, stop) as evaluator:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment servers as the learner sees them: start, ask, watch, explain.
+"""Environment servers as the learner sees them: start, ask, watch, explain; and the
+threads that make batches of what they send.
 
 What no research idea edits, shared by agents on libbeast. Flags are those of
 polybeast.py, environment and security flags those of polybeast_env.py.
@@ -8,9 +9,11 @@ polybeast.py, environment and security flags those of polybeast_env.py.
 import argparse
 import contextlib
 import faulthandler
+import functools
 import logging
 import os
 import pathlib
+import queue
 import selectors
 import shutil
 import signal
@@ -19,14 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import libbeast
 import numpy as np
+import torch
+from torch.utils._pytree import tree_map
 
 import polybeast_env
+import rollouts
+import rundir
 from rundir import UserError
 
 log = logging.getLogger("chimera.servers")
@@ -215,6 +222,19 @@ def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
     raise UserError(
         f"no environment server within --connect_timeout_s={flags.connect_timeout_s:g}: "
         f"{reason}"
+    )
+
+
+def print_plan(flags: argparse.Namespace, local: LocalServers, num_envs: int) -> None:
+    started = "started here" if local.process else "of your own"
+    each = f"{flags.num_learners} learners, each: " if flags.num_learners > 1 else ""
+    log.info(
+        f"plan: {each}{len(local.addresses)} streams to servers {started}, {num_envs} environments in "
+        f"each stream; inference on {flags.actor_device}, "
+        f"{flags.num_inference_threads} threads; learner on {flags.learner_device}, "
+        f"{flags.learner_threads} CPU threads, updates of {flags.batch_size} x "
+        f"{flags.unroll_length} steps; "
+        f"{'bfloat16, ' if flags.amp else ''}{rundir.num_cores()} cores"
     )
 
 
@@ -426,3 +446,126 @@ class Watch:
             f"{share['share_learner_queue']:.0%} in the learner queue, "
             f"{share['share_connecting']:.0%} connecting: {said}"
         )
+
+
+class Actors:
+    """Everything that makes batches; use it with `with`, then ask for next_batch().
+
+    Threads: the actor pool, inference, one that fetches the next batch, one that looks
+    after them. next_batch() raises the first error of any. answer(clock, i) is the body
+    of inference thread i, which ends when the batcher is closed.
+    """
+
+    def __init__(
+        self,
+        flags: argparse.Namespace,
+        local: LocalServers,
+        pool: libbeast.ActorPool,
+        inference_batcher: libbeast.DynamicBatcher,
+        learner_queue: libbeast.BatchingQueue,
+        answer: Callable[[Clock, int], None],
+    ) -> None:
+        self.flags, self.local, self.pool = flags, local, pool
+        self.inference_batcher, self.learner_queue = inference_batcher, learner_queue
+        num_inference = flags.num_inference_threads
+        self.watch = Watch(pool, local, flags.stall_timeout_s, num_inference)
+        self.error: BaseException | None = None
+        self.closing = threading.Event()
+        self.wanted = threading.Semaphore(1)  # Batches ahead of the learner.
+        self.is_asked = False
+        self.batches: queue.SimpleQueue[rollouts.Batch] = queue.SimpleQueue()
+        bodies: list[Any] = [self._act, self._fetch, self._look_after]
+        bodies += [
+            functools.partial(answer, self.watch.inference, i)
+            for i in range(num_inference)
+        ]
+        self.threads = [
+            threading.Thread(target=self._guard, args=(body,), daemon=True)
+            for body in bodies
+        ]
+        self.inference_threads = self.threads[3:]
+
+    def __enter__(self) -> "Actors":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *unused_exc: Any) -> None:
+        self._close()
+        for thread in self.threads:
+            thread.join(timeout=10)
+            if thread.is_alive():
+                log.error("%s did not end within 10 s", thread.name)
+
+    def next_batch(self) -> rollouts.Batch | None:
+        """The next batch, None if there is none yet."""
+        if self.error is not None:
+            raise self.error
+        self.local.check()
+        if not self.is_asked:
+            self.wanted.release()
+        self.is_asked = True
+        with contextlib.suppress(queue.Empty):
+            batch = self.batches.get(timeout=0.5)
+            self.is_asked = False
+            return batch
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """What logs.csv and TensorBoard show of queues and threads."""
+        return self.watch.stats() | {
+            "learner_queue": self.learner_queue.size(),
+            "inference_queue": self.inference_batcher.size(),
+        }
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            # When one thread fails, others fail a moment later for its sake.
+            if self.error is None and not self.closing.is_set():
+                self.error = error
+            self._close()
+
+    def _close(self) -> None:
+        self.closing.set()
+        for closable in (self.inference_batcher, self.learner_queue):
+            with contextlib.suppress(RuntimeError):  # Closed already.
+                closable.close()
+
+    def _act(self) -> None:
+        try:
+            self.pool.run()
+        except Exception:
+            # Where inference is the cause, its own error says more.
+            with contextlib.suppress(RuntimeError):
+                self.inference_batcher.close()
+            for thread in self.inference_threads:
+                thread.join(timeout=5)
+            raise
+
+    def _fetch(self) -> None:
+        device = self.flags.learner_device
+        while not self.closing.is_set():
+            if not self.wanted.acquire(timeout=0.2):
+                continue
+            try:
+                rows, core_state = next(self.learner_queue)
+            except StopIteration:
+                return
+            episodes = rollouts.finished_games(rows)
+            if device != "cpu":
+                rows, core_state = tree_map(
+                    lambda x: x.to(device, non_blocking=True), (rows, core_state)
+                )
+                torch.cuda.current_stream(device).synchronize()
+            self.batches.put(rollouts.Batch(rows, core_state, episodes))
+
+    def _look_after(self) -> None:
+        file_read_at = time.monotonic()
+        while not self.closing.wait(0.1):
+            self.watch.look()
+            if time.monotonic() - file_read_at > 2.0:
+                file_read_at = time.monotonic()
+                for address in self.local.new_addresses():
+                    self.pool.add_address(address)
