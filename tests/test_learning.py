@@ -36,9 +36,9 @@ def test_catch_is_solved_within_a_minute(tmp_path, agent):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_cartpole_is_solved_within_two_minutes(tmp_path, agent):
-    # With the default entropy cost, which Pong needs, sampled games of three runs came to
-    # 477 to 487: once balanced, it never pays to try something else.
-    args = ["--total_steps=600000", "--learning_rate=2e-3", "--baseline_cost=0.1"]
+    # Sampled games of two runs came to 498 with these flags, of four with half the steps
+    # to 450 to 497, of four with the default entropy cost and half the steps to 477 to 487.
+    args = ["--total_steps=1200000", "--learning_rate=2e-3", "--baseline_cost=0.1"]
     args += ["--entropy_cost=0.003"]
     assert trained(tmp_path, agent, "--env=CartPole-v1", *args) >= 475
 
