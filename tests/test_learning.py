@@ -17,11 +17,11 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
 
 
 def trained(tmp_path, name, *args):
-    """Mean return of 20 test episodes after training with these flags."""
+    """Mean return of 100 test episodes after training with these flags."""
     agent = importlib.import_module(name)
     common = [f"--savedir={tmp_path}", "--xpid=test"]
     assert agent.main(agent.parser.parse_args([*common, *args])) == 0
-    test = agent.parser.parse_args([*common, "--mode=test", "--num_test_episodes=20"])
+    test = agent.parser.parse_args([*common, "--mode=test", "--num_test_episodes=100"])
     agent.check_flags(test)
     return np.mean(agent.test(test))
 
