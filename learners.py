@@ -42,6 +42,8 @@ from rundir import Episode, UserError
 
 # --------------------------------------------------------------------- one learner
 
+_num_taken = 0  # Threads that split() has taken from torch.
+
 
 def keep_freed_memory() -> None:
     """Has malloc keep what is freed for the next update, which wants the same again.
@@ -83,7 +85,14 @@ def set_threads(flags: argparse.Namespace, space: gym.Space) -> None:
         sizes = [math.prod(x.shape or (1,)) for x in atari_wrappers.leaf_spaces(space)]
         is_small = max(sizes, default=0) < 32 * 32
         flags.learner_threads = 1 if is_small else max(cores // 2, min(cores, 4))
-    torch.set_num_threads(flags.learner_threads)
+    set_num_threads(flags.learner_threads)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """torch's threads for the calling thread, until split() takes them."""
+    global _num_taken
+    _num_taken = 0
+    torch.set_num_threads(num_threads)
 
 
 def has_bfloat16() -> bool:
@@ -107,8 +116,13 @@ def split(
     meet after every operation, and where actors want the cores too one is always late;
     these take a part of the samples each and meet once. Alone on two cores an update of
     the shallow network takes 0.88 of the time, beside actors more is gained.
+
+    From then on torch has one thread for what is left of an update, as heads, losses and
+    the optimizer had two meet 55 times: beside actors that cost a fortieth of the rate.
     """
-    num_parts = min(torch.get_num_threads(), x.shape[0] // LEAST_SAMPLES)
+    global _num_taken
+    num_threads = max(torch.get_num_threads(), _num_taken)
+    num_parts = min(num_threads, x.shape[0] // LEAST_SAMPLES)
     is_plain = (
         torch.is_grad_enabled()
         and x.device.type == "cpu"
@@ -119,7 +133,11 @@ def split(
     if num_parts < 2 or not is_plain:
         return body(x)
     trained = [p for p in parameters if p.requires_grad]
-    return _Split.apply(body, num_parts, x, *trained) if trained else body(x)
+    if not trained:
+        return body(x)
+    _num_taken = num_threads
+    torch.set_num_threads(1)
+    return _Split.apply(body, num_parts, x, *trained)
 
 
 class _Split(torch.autograd.Function):
@@ -131,7 +149,7 @@ class _Split(torch.autograd.Function):
             with torch.enable_grad():
                 return body(part)
 
-        ctx.pool, ctx.parameters = _threads(torch.get_num_threads()), parameters
+        ctx.pool, ctx.parameters = _threads(_num_taken), parameters
         ctx.parts = list(ctx.pool.map(run, x.chunk(num_parts)))
         return torch.cat([part.detach() for part in ctx.parts])
 

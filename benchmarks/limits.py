@@ -124,6 +124,7 @@ def in_other_layout(model: Any) -> Any:
             was_last = body.layout == torch.channels_last
             body.layout = torch.contiguous_format if was_last else torch.channels_last
             body.convs.to(memory_format=body.layout)
+            body.background = body.background.contiguous(memory_format=body.layout)
     return model
 
 
@@ -167,9 +168,9 @@ def measure_model(
         figures.add(f"learning, {layout}, 1 thread", learn_other, steps)
     if len(cores) > 1 and not figures.only_ideal:
         measure.pin(set(cores[:2]))
-        torch.set_num_threads(2)
+        learners.set_num_threads(2)
         figures.add(f"learning, {layout_of(model)}, 2 threads", learn, steps)
-        torch.set_num_threads(1)
+        learners.set_num_threads(1)
     env.close()
 
 
@@ -194,12 +195,12 @@ def measure_limits(
     learners.keep_freed_memory()  # As the agents do.
     try:
         measure.pin({min(cores)})
-        torch.set_num_threads(1)
+        learners.set_num_threads(1)
         measure_environments(flags, figures)
         measure_model(flags, figures, sorted(cores))
     finally:
         measure.pin(cores)
-        torch.set_num_threads(threads)
+        learners.set_num_threads(threads)
     parts = {
         "environment": cheapest(figures, "environment"),
         "inference": cheapest(figures, "inference", f"batch {NUM_ENVS}"),

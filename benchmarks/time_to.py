@@ -42,8 +42,8 @@ parser = argparse.ArgumentParser(
 )
 parser.add_argument(
     "--peers",
-    default="envpool,sb3",
-    help="of benchmarks/peers.py, that print returns: envpool, sb3",
+    default="envpool,rllib",
+    help="of benchmarks/peers.py, that print returns: envpool, rllib, sb3",
 )
 parser.add_argument("--seeds", default=[1, 2], type=int, nargs="+")
 parser.add_argument("--minutes", default=30.0, type=float, help="that a run may take")

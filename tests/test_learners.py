@@ -25,9 +25,9 @@ SMALL += ("--batch_size=2", "--unroll_length=5", "--learner_threads=1")
 @pytest.fixture
 def three_threads():
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
+    learners.set_num_threads(3)
     yield
-    torch.set_num_threads(before)
+    learners.set_num_threads(before)
 
 
 def test_split_gives_what_the_body_gives(three_threads):
@@ -73,9 +73,24 @@ def test_split_leaves_alone_what_it_cannot_help(three_threads):
         learners.split(noted, many, list(body.parameters()))
     with torch.autocast("cpu", torch.bfloat16):
         learners.split(noted, many, list(body.parameters()))
-    torch.set_num_threads(1)
+    learners.set_num_threads(1)
     learners.split(noted, many, list(body.parameters()))
     assert seen == [20, 100, 100, 100]
+
+
+def test_split_keeps_its_threads_and_leaves_torch_one(three_threads):
+    body, seen = nn.Linear(2, 2), []
+
+    def noted(x):
+        seen.append(x.shape[0])
+        return body(x)
+
+    for _ in range(2):
+        learners.split(noted, torch.randn(99, 2), list(body.parameters()))
+        assert torch.get_num_threads() == 1
+    assert seen == [33] * 6
+    learners.set_num_threads(3)
+    assert torch.get_num_threads() == 3
 
 
 def test_an_error_in_a_part_is_the_callers(three_threads):

@@ -10,6 +10,7 @@ wrappers. The network is ours: RLlib's own for these sizes pads, which costs mor
 import argparse
 import functools
 import json
+import math
 import os
 import secrets
 import signal
@@ -36,10 +37,14 @@ parser.add_argument("--num_learners", default=0, type=int, help="processes; 0: t
 parser.add_argument("--batch_size", default=320, type=int, help="steps per update")
 parser.add_argument("--threads", default=1, type=int, help="of PyTorch in the learner")
 parser.add_argument("--unroll_length", default=20, type=int, help="T")
+parser.add_argument("--seed", default=1, type=int)
 
 
 class Report:
-    """report(steps) prints them; stopped is true after SIGTERM."""
+    """report(steps, mean) prints both; stopped is true after SIGTERM.
+
+    mean is the mean return of the last 100 games, None before the first has ended.
+    """
 
     def __init__(self) -> None:
         self.stopped = False
@@ -49,8 +54,9 @@ class Report:
     def _stop(self, *unused: object) -> None:
         self.stopped = True
 
-    def __call__(self, steps: float) -> None:
-        row = {"seconds": time.monotonic() - self.began, "steps": int(steps)}
+    def __call__(self, steps: float, mean: float | None) -> None:
+        seconds = time.monotonic() - self.began
+        row = {"seconds": seconds, "steps": int(steps), "return": mean}
         print(json.dumps(row), flush=True)
 
 
@@ -129,14 +135,20 @@ def main(flags: argparse.Namespace) -> None:
         )
         .rl_module(rl_module_spec=RLModuleSpec(module_class=Shallow))
         .reporting(min_time_s_per_iteration=1)
+        .debugging(seed=flags.seed)
     )
     algorithm = config.build_algo()
     while not report.stopped:
-        learners = algorithm.train().get("learners", {}).get("__all_modules__", {})
+        result = algorithm.train()
+        learners = result.get("learners", {}).get("__all_modules__", {})
         # Counted with the row after each rollout, which is only bootstrapped from.
         rows = learners.get("num_env_steps_trained_lifetime", 0)
         if rows:  # Else it has not begun to learn.
-            report(rows * flags.unroll_length / (flags.unroll_length + 1))
+            steps = rows * flags.unroll_length / (flags.unroll_length + 1)
+            # Of clipped rewards, which in Pong are as they were; over 100 games.
+            mean = result.get("env_runners", {}).get("episode_return_mean")
+            is_known = mean is not None and math.isfinite(mean)
+            report(steps, float(mean) if is_known else None)
     algorithm.stop()
     ray.shutdown()
 
