@@ -8,12 +8,13 @@ wrappers. The network is ours: RLlib's own for these sizes pads, which costs mor
 """
 
 import argparse
+import collections
 import functools
 import json
-import math
 import os
 import secrets
 import signal
+import statistics
 import time
 from typing import Any
 
@@ -138,6 +139,7 @@ def main(flags: argparse.Namespace) -> None:
         .debugging(seed=flags.seed)
     )
     algorithm = config.build_algo()
+    returns: collections.deque[float] = collections.deque(maxlen=100)
     while not report.stopped:
         result = algorithm.train()
         learners = result.get("learners", {}).get("__all_modules__", {})
@@ -145,10 +147,12 @@ def main(flags: argparse.Namespace) -> None:
         rows = learners.get("num_env_steps_trained_lifetime", 0)
         if rows:  # Else it has not begun to learn.
             steps = rows * flags.unroll_length / (flags.unroll_length + 1)
-            # Of clipped rewards, which in Pong are as they were; over 100 games.
-            mean = result.get("env_runners", {}).get("episode_return_mean")
-            is_known = mean is not None and math.isfinite(mean)
-            report(steps, float(mean) if is_known else None)
+            # It gives the mean of the games that ended in this second or so; the rewards
+            # are clipped ones, which in Pong are as they were.
+            acting = result.get("env_runners", {})
+            num_games = int(acting.get("num_episodes", 0))
+            returns.extend([float(acting["episode_return_mean"])] * num_games)
+            report(steps, statistics.mean(returns) if returns else None)
     algorithm.stop()
     ray.shutdown()
 
