@@ -235,7 +235,7 @@ class Evaluator:
         """Tests the checkpoint, which is that of step."""
         self.step, self.next_step = step, step + self.every
         self.process = subprocess.Popen(
-            rundir.bound_to_us(self.command, signal.SIGKILL, nice=10),
+            rundir.bound_to_us(self.command, signal.SIGKILL, nice=15),
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

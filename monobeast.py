@@ -258,16 +258,21 @@ class ImageBody(nn.Module):
             self.num_averaged += 1
             mean = x.float().mean(dim=0, keepdim=True)
             self.background += (mean - self.background) / self.num_averaged
-        return learners.split(self.features, x, self.parameters())  # [N, F]
+        # Without fc, whose weights each thread would cast, and sum up the gradients of.
+        x = learners.split(self.convolved, x, self.convs.parameters())
+        with torch.autocast(
+            x.device.type, torch.bfloat16, self.amp, cache_enabled=False
+        ):
+            return F.relu(self.fc(x)).float()  # [N, F]
 
-    def features(self, x: Tensor) -> Tensor:
+    def convolved(self, x: Tensor) -> Tensor:
         # Turned while still bytes: a quarter of the memory to move.
         x = x.contiguous(memory_format=self.layout)
         x = x.to(torch.float32, copy=True).sub_(self.background).mul_(self.scale)
         with torch.autocast(
             x.device.type, torch.bfloat16, self.amp, cache_enabled=False
         ):
-            return F.relu(self.fc(self.convs(x).flatten(1))).float()
+            return self.convs(x).flatten(1)
 
 
 class ResidualBlock(nn.Module):
@@ -679,7 +684,7 @@ def train(flags: argparse.Namespace) -> int:
     torch.manual_seed(flags.seed)
     learners.keep_freed_memory()
     env = open_env(flags, 1)
-    learners.set_threads(flags, env.single_observation_space)
+    learners.set_threads(flags, env.single_observation_space, flags.num_actors > 0)
     log.info("environment: %s, %s", env, env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)
     env.close()

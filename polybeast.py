@@ -245,16 +245,21 @@ class ImageBody(nn.Module):
             self.num_averaged += 1
             mean = learners.mean_of_all(x.float().mean(dim=0, keepdim=True), x.shape[0])
             self.background += (mean - self.background) / self.num_averaged
-        return learners.split(self.features, x, self.parameters())  # [N, F]
+        # Without fc, whose weights each thread would cast, and sum up the gradients of.
+        x = learners.split(self.convolved, x, self.convs.parameters())
+        with torch.autocast(
+            x.device.type, torch.bfloat16, self.amp, cache_enabled=False
+        ):
+            return F.relu(self.fc(x)).float()  # [N, F]
 
-    def features(self, x: Tensor) -> Tensor:
+    def convolved(self, x: Tensor) -> Tensor:
         # Turned while still bytes: a quarter of the memory to move.
         x = x.contiguous(memory_format=self.layout)
         x = x.to(torch.float32, copy=True).sub_(self.background).mul_(self.scale)
         with torch.autocast(
             x.device.type, torch.bfloat16, self.amp, cache_enabled=False
         ):
-            return F.relu(self.fc(self.convs(x).flatten(1))).float()
+            return self.convs(x).flatten(1)
 
 
 class ResidualBlock(nn.Module):
@@ -495,7 +500,7 @@ def infer(
 ) -> None:
     """An inference thread: answers batches of actors until the batcher is closed."""
     torch.set_num_threads(flags.inference_threads_cpu)
-    servers.give_way()
+    learners.give_way()
     device = flags.actor_device
     generator = torch.Generator(device).manual_seed(seed)
     for batch in batcher:

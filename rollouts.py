@@ -326,6 +326,7 @@ def run_actor(
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans.
     torch.set_num_threads(1)
+    learners.give_way()
     learners.keep_freed_memory()
     last_words = None
     with contextlib.suppress(EOFError, BrokenPipeError):  # The learner is gone.

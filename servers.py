@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
+import learners
 import polybeast_env
 import rollouts
 import rundir
@@ -46,15 +47,9 @@ STATS = (
     "share_inference", "share_learner_queue", "share_connecting",
 )  # fmt: skip
 
-# Where the learner shares its cores with those who act, it goes first: they have to wait
-# for it anyway once its queue is full.
-ACTOR_NICE = 2
-
-
-def give_way() -> None:
-    """Lowers the priority of the calling thread, where a thread can have its own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ACTOR_NICE)
+# Below the learner's priority, above that of inference: what servers do is short, and
+# others wait for it.
+SERVER_NICE = learners.ACTOR_NICE // 2
 
 
 def given_addresses(flags: argparse.Namespace) -> list[str]:
@@ -101,7 +96,7 @@ class LocalServers:
         command = [sys.executable, "-m", polybeast_env.__name__]
         command += polybeast_env.env_arguments(flags)
         command += [f"--server_address={first}", f"--seed={self.seed}"]
-        command += [f"--nice={ACTOR_NICE}"]
+        command += [f"--nice={SERVER_NICE}"]
         for name in ("num_servers", "envs_per_server", "max_message_bytes"):
             command.append(f"--{name}={getattr(flags, name)}")
         root = str(pathlib.Path(polybeast_env.__file__ or "").parent.resolve())
@@ -534,6 +529,7 @@ class Actors:
                 closable.close()
 
     def _act(self) -> None:
+        learners.give_way()  # So do the threads that it starts.
         try:
             self.pool.run()
         except Exception:

@@ -42,7 +42,7 @@ def test_split_gives_what_the_body_gives(three_threads):
 
     x = torch.randn(100, 2, 8, 8)
     whole, split = body(x), learners.split(noted, x, parameters)
-    assert sorted(used) == [32, 34, 34]
+    assert sorted(used) == [32, 32, 36]
     torch.testing.assert_close(split, whole)
     (split**2).mean().backward(retain_graph=True)
     once = [p.grad.clone() for p in parameters if p is not frozen]
@@ -88,19 +88,79 @@ def test_split_keeps_its_threads_and_leaves_torch_one(three_threads):
     for _ in range(2):
         learners.split(noted, torch.randn(99, 2), list(body.parameters()))
         assert torch.get_num_threads() == 1
-    assert seen == [33] * 6
+    assert sorted(seen) == [32, 32, 32, 32, 35, 35]
     learners.set_num_threads(3)
     assert torch.get_num_threads() == 3
 
 
-def test_an_error_in_a_part_is_the_callers(three_threads):
+@pytest.mark.parametrize("size", [32, 36], ids=["another thread's", "the caller's"])
+def test_an_error_in_a_part_is_the_callers(three_threads, size):
     body = nn.Linear(2, 2)
 
     def trip(x):
-        raise ValueError(f"no picture of {x.shape[1]} pixels")
+        if x.shape[0] == size:
+            raise ValueError(f"no picture of {x.shape[1]} pixels")
+        return body(x)
 
     with pytest.raises(ValueError, match="no picture of 2 pixels"):
         learners.split(trip, torch.randn(100, 2), list(body.parameters()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell who waits")
+def test_parts_of_other_threads_shrink_while_the_caller_waits():
+    before, body, sizes = torch.get_num_threads(), nn.Linear(2, 2), []
+
+    def noted(x):
+        sizes.append(x.shape[0])
+        return body(x)
+
+    def update(wait_s):
+        learners.split(
+            noted, torch.randn(200, 2), list(body.parameters())
+        ).sum().backward()
+        time.sleep(wait_s)  # As for a batch.
+
+    learners.set_num_threads(2, adapts=True)
+    try:
+        update(0.0)
+        assert sorted(sizes) == [96, 104]
+        for _ in range(10):
+            update(0.2)  # In all 2 s: more than enough to give all of it up.
+        assert sorted(sizes[-2:]) == [
+            learners.LEAST_SAMPLES,
+            200 - learners.LEAST_SAMPLES,
+        ]
+        learners.set_num_threads(2)  # As a run has it that is to repeat.
+        for _ in range(3):
+            update(0.2)
+        assert sorted(sizes[-2:]) == [96, 104]
+    finally:
+        learners.set_num_threads(before)
+
+
+def test_parts_of_other_threads_grow_to_even_ones_while_the_caller_never_waits():
+    share = learners._Share(2, adapts=True)
+    share.adapt(seconds=2.0, busy_s=0.0)
+    assert share.sizes(100, 2) == [84, 16]
+    share.adapt(seconds=10.0, busy_s=10.0)
+    few = share.sizes(100, 2)[1]
+    for _ in range(10):
+        share.adapt(seconds=10.0, busy_s=10.0)
+    assert share.sizes(100, 2) == [52, 48]
+    assert 16 <= few < 48
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no own priority")
+def test_who_gives_way_is_below_the_learner_however_low_that_is():
+    code = "import os, learners; os.nice(15); learners.give_way(); print(os.nice(0))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.stdout == "19\n", shown.stderr
 
 
 def learn_fixed(directory, shares, *args):

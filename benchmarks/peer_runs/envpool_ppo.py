@@ -4,7 +4,7 @@
     build/peers/envpool/bin/python benchmarks/peer_runs/envpool_ppo.py --num_envs 16
 
 The work of benchmarks/peers.py: T steps of all environments, then each of them learned
-from once. MinAtar, which EnvPool lacks, runs under gymnasium's SyncVectorEnv.
+from once, or --num_epochs times where learning is measured. MinAtar, which EnvPool lacks, runs under gymnasium's SyncVectorEnv.
 """
 
 import argparse
@@ -26,6 +26,9 @@ parser.add_argument("--env_threads", default=2, type=int, help="of EnvPool")
 parser.add_argument("--threads", default=2, type=int, help="of PyTorch")
 parser.add_argument("--unroll_length", default=20, type=int, help="T")
 parser.add_argument("--num_minibatches", default=1, type=int, help="of each T x envs")
+parser.add_argument(
+    "--num_epochs", default=1, type=int, help="passes over them; 4 are usual"
+)
 parser.add_argument("--channels_last", action="store_true", help="faster convolutions")
 parser.add_argument(
     "--amp", action="store_true", help="bfloat16, as our agents have it"
@@ -158,11 +161,15 @@ def learn(
     optimizer: torch.optim.Optimizer,
     batch: dict[str, Tensor],
 ) -> None:
-    """One pass over the steps [T * N, ...] of batch."""
-    order = torch.randperm(len(batch["actions"])).chunk(flags.num_minibatches)
+    """All passes over the steps [T * N, ...] of batch."""
+    num_steps, order = len(batch["actions"]), []
+    for _ in range(flags.num_epochs):
+        order += torch.randperm(num_steps).chunk(flags.num_minibatches)
     for rows in order:
         # All of them: the order does not matter and the images need no copy.
-        part = batch if len(order) == 1 else {k: v[rows] for k, v in batch.items()}
+        part = (
+            batch if len(rows) == num_steps else {k: v[rows] for k, v in batch.items()}
+        )
         logits, values = net(part["obs"])
         log_pi = F.log_softmax(logits, dim=-1)  # [N, A]
         log_pi_a = log_pi.gather(-1, part["actions"][:, None]).squeeze(-1)  # [N]
