@@ -151,7 +151,8 @@ def main(flags: argparse.Namespace) -> None:
             # are clipped ones, which in Pong are as they were.
             acting = result.get("env_runners", {})
             num_games = int(acting.get("num_episodes", 0))
-            returns.extend([float(acting["episode_return_mean"])] * num_games)
+            if num_games and "episode_return_mean" in acting:
+                returns.extend([float(acting["episode_return_mean"])] * num_games)
             report(steps, statistics.mean(returns) if returns else None)
     algorithm.stop()
     ray.shutdown()
