@@ -52,8 +52,11 @@ parser.add_argument("--minutes", default=30.0, type=float, help="that a run may 
 parser.add_argument("--figure", action="store_true", help="only draw what is recorded")
 
 
-def curve_of(command: list[str], minutes: float) -> list[list[float]]:
-    """[seconds, steps, mean return] of a peer, until it is at the score or time is up."""
+def curve_of(command: list[str], minutes: float) -> tuple[list[list[float]], float]:
+    """[seconds, steps, mean return] of a peer, until it is at the score or time is up.
+
+    And the share of the machine that others had meanwhile.
+    """
     rows: list[list[float]] = []
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -68,16 +71,17 @@ def curve_of(command: list[str], minutes: float) -> list[list[float]]:
         reading = threading.Thread(target=read_rows, args=(process.stdout, rows))
         reading.start()
         try:
-            began = told = time.monotonic()
-            while process.poll() is None and not (rows and rows[-1][2] >= SCORE):
-                time.sleep(1.0)
-                if rows and time.monotonic() >= told + TELL_S:
-                    told = time.monotonic()
-                    seconds, steps, mean = rows[-1]
-                    print(f"  {seconds / 60:.1f} minutes, {steps:,} steps: {mean:.1f}", flush=True)  # fmt: skip
-                patience_s = 60 * minutes if rows else START_S
-                if time.monotonic() > began + patience_s:
-                    break
+            with measure.Foreign() as foreign:  # While all its processes are there.
+                began = told = time.monotonic()
+                while process.poll() is None and not (rows and rows[-1][2] >= SCORE):
+                    time.sleep(1.0)
+                    if rows and time.monotonic() >= told + TELL_S:
+                        told = time.monotonic()
+                        seconds, steps, mean = rows[-1]
+                        print(f"  {seconds / 60:.1f} minutes, {steps:,} steps: {mean:.1f}", flush=True)  # fmt: skip
+                    patience_s = 60 * minutes if rows else START_S
+                    if time.monotonic() > began + patience_s:
+                        break
             code = process.poll()
         finally:
             peers.stop(process)
@@ -85,7 +89,7 @@ def curve_of(command: list[str], minutes: float) -> list[list[float]]:
         errors.seek(0)
         if code is not None or not rows:
             raise peers.PeerError(peers.by_hand(command, errors.read()))
-    return rows
+    return rows, foreign.share
 
 
 def read_rows(lines: IO[str], rows: list[list[float]]) -> None:
@@ -116,15 +120,15 @@ def train_peers(args: argparse.Namespace, report: dict[str, Any]) -> None:
             words = [peers.BEST[name], LEARNING.get(name, ""), f"--seed={seed}"]
             settings = " ".join(word for word in words if word)
             print(f"{name}, seed {seed}: {settings}", flush=True)
-            with measure.Foreign() as foreign:
-                rows = curve_of(peers.command_of(name, ENV, settings), args.minutes)
+            command = peers.command_of(name, ENV, settings)
+            rows, others = curve_of(command, args.minutes)
             report["runs"][f"{name}-{seed}"] = {
                 "name": name,
                 "seed": seed,
                 "settings": settings,
                 "packages": peers.PEERS[name].packages,
                 "machine": measure.machine(),
-                "others": round(foreign.share, 3),
+                "others": round(others, 3),
                 "curve": thin(rows),
             }
             measure.write_json(OUT, report)
