@@ -4,7 +4,8 @@
     build/peers/envpool/bin/python benchmarks/peer_runs/envpool_ppo.py --num_envs 16
 
 The work of benchmarks/peers.py: T steps of all environments, then each of them learned
-from once, or --num_epochs times where learning is measured. MinAtar, which EnvPool lacks, runs under gymnasium's SyncVectorEnv.
+from once, or --num_epochs times where learning is measured. MinAtar, which EnvPool lacks,
+runs under gymnasium's SyncVectorEnv.
 """
 
 import argparse
