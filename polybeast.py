@@ -657,6 +657,7 @@ def build_actors(
         run_id=flags.xpid,
         connect_timeout_s=flags.connect_timeout_s,
         step_timeout_s=flags.step_timeout_s,
+        channels_last=rollouts.is_channels_last(weights.models[0]),
         **local.client_options(),
     )
 

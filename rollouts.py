@@ -190,6 +190,15 @@ class SharedWeights:
         return version
 
 
+def is_channels_last(model: nn.Module) -> bool:
+    """Whether a convolution of it is, which then wants images so."""
+    return any(
+        x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        for x in model.parameters()
+        if x.dim() == 4
+    )
+
+
 class Weights:
     """The learner's weights for threads of its own process: two copies in turn.
 

@@ -160,7 +160,9 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
         case Next::kStarted:  // There is a server; it may take long to begin.
           stage_ = Stage::kEnvironment;
           step_began_ = Clock::now();
-          exchange(grpc::Slice(encode_hello(pool_.options.run_id)), Next::kWelcome);
+          exchange(grpc::Slice(encode_hello(pool_.options.run_id, /*only_spec=*/false,
+                                            /*takes_newest=*/true)),
+                   Next::kWelcome);
           break;
         case Next::kWelcome:
           on_welcome();
@@ -304,7 +306,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     action_bytes_.resize(action_message_->num_bytes());
     action_message_->write_frame(action_bytes_.data());
     writer_.emplace(std::move(spec), pool_.options.unroll_length,
-                    pool_.options.initial_agent_state, pool_.pool);
+                    pool_.options.initial_agent_state, pool_.pool,
+                    pool_.options.channels_last);
     read(Next::kStep);
   }
 

@@ -44,7 +44,8 @@ class ActorPool {
     int max_failures = 3;
     std::chrono::milliseconds min_backoff{100};
     std::chrono::milliseconds max_backoff{2'000};
-    int num_threads = 0;  // 0: a few, by the number of cores.
+    int num_threads = 0;         // 0: a few, by the number of cores.
+    bool channels_last = false;  // See RolloutWriter.
   };
   struct Stats {
     int64_t num_steps = 0;  // Of single environments.

@@ -54,6 +54,11 @@ void Shape::insert(size_t at, int64_t dim) {
   dims_[at] = dim;
 }
 
+void Shape::move(size_t from, size_t to) {
+  for (; from < to; ++from) std::swap(dims_[from], dims_[from + 1]);
+  for (; from > to; --from) std::swap(dims_[from], dims_[from - 1]);
+}
+
 std::string Shape::str() const {
   std::string text = "(";
   for (size_t i = 0; i < rank_; ++i) {
@@ -95,6 +100,15 @@ bool Array::is_contiguous() const {
   return true;
 }
 
+bool Array::is_channels_last() const {
+  const size_t rank = shape.rank();
+  if (rank < 3 || shape[rank - 3] == 1 || num_bytes() == 0) return false;
+  const int64_t pixel_bytes = shape[rank - 3] * itemsize(dtype);
+  return strides[rank - 3] == static_cast<int64_t>(itemsize(dtype)) &&
+         strides[rank - 1] == pixel_bytes &&
+         strides[rank - 2] == pixel_bytes * shape[rank - 1];
+}
+
 Array Array::narrow(size_t dim, int64_t begin, int64_t end) const {
   Array part = *this;
   part.data += begin * strides[dim];
@@ -114,6 +128,13 @@ Array Array::unsqueeze(size_t at) const {
   int64_t stride = at < shape.rank() ? shape[at] * strides[at] : itemsize(dtype);
   result.shape.insert(at, 1);
   result.strides.insert(at, stride);
+  return result;
+}
+
+Array Array::move(size_t from, size_t to) const {
+  Array result = *this;
+  result.shape.move(from, to);
+  result.strides.move(from, to);
   return result;
 }
 

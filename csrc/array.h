@@ -29,7 +29,8 @@ class Shape {
   std::span<const int64_t> dims() const { return {dims_.data(), rank_}; }
   int64_t num_elements() const;
   void insert(size_t at, int64_t dim);
-  std::string str() const;  // As Python writes it: (81, 32, 4).
+  void move(size_t from, size_t to);  // One dimension to the place of another.
+  std::string str() const;            // As Python writes it: (81, 32, 4).
   bool operator==(const Shape& other) const;
 
  private:
@@ -52,12 +53,16 @@ struct Array {
 
   size_t num_bytes() const { return shape.num_elements() * itemsize(dtype); }
   bool is_contiguous() const;
+  // Images [..., C, H, W], C > 1, each of which lies in memory as [H, W, C].
+  bool is_channels_last() const;
   // The part [begin, end) along dim, without a copy.
   Array narrow(size_t dim, int64_t begin, int64_t end) const;
   // The element at index along the first dimension, without a copy.
   Array select(int64_t index) const;
   // The same elements with a dimension of size one put in at `at`.
   Array unsqueeze(size_t at) const;
+  // The same elements with one dimension moved to the place of another.
+  Array move(size_t from, size_t to) const;
 };
 
 // Copies the elements of source into target; dtypes and shapes must be equal.

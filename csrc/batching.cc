@@ -89,15 +89,26 @@ Nest concatenate(std::span<const Piece> pieces, size_t batch_dim, BufferPool& po
   int64_t rows = 0;
   for (const Piece& piece : pieces) rows += piece.end - piece.begin;
   Signature signature = Signature::of(*pieces.front().item);
-  for (auto& field : signature.fields) field.shape[batch_dim] = rows;
+  std::vector<bool> channels_last;
+  for (size_t i = 0; i < signature.fields.size(); ++i) {
+    Shape& shape = signature.fields[i].shape;
+    shape[batch_dim] = rows;
+    channels_last.push_back(batch_dim + 3 < shape.rank() &&
+                            pieces.front().item->leaves[i].is_channels_last());
+    if (channels_last[i]) shape.move(shape.rank() - 3, shape.rank() - 1);
+  }
   Nest batch{signature.structure, pool.allocate(signature.fields)};
   for (size_t i = 0; i < batch.leaves.size(); ++i) {
+    Array& target = batch.leaves[i];
+    const size_t last = target.shape.rank() - 1;
     int64_t row = 0;
     for (const Piece& piece : pieces) {
-      copy_rows(piece.item->leaves[i], piece.begin, piece.end, batch.leaves[i], row,
-                batch_dim);
+      Array source = piece.item->leaves[i];
+      if (channels_last[i]) source = source.move(last - 2, last);
+      copy_rows(source, piece.begin, piece.end, target, row, batch_dim);
       row += piece.end - piece.begin;
     }
+    if (channels_last[i]) target = target.move(last, last - 2);
   }
   return batch;
 }

@@ -49,6 +49,7 @@ struct Piece {
 };
 
 // The pieces behind each other along batch_dim, copied once, into one block of pool.
+// Images stay channels_last (see Array) where those of the first item are.
 Nest concatenate(std::span<const Piece> pieces, size_t batch_dim, BufferPool& pool);
 
 }  // namespace beast

@@ -264,6 +264,12 @@ class EnvServer::Stream {
           std::to_string(server_.options.max_message_bytes) +
           "; serve fewer environments per stream or raise it on both sides");
     }
+    if (hello.takes_newest) {
+      newest_message_.emplace(step_message(spec, /*newest=*/true));
+      if (newest_message_->num_bytes() == step_message_->num_bytes()) {
+        newest_message_.reset();  // Nothing is stacked.
+      }
+    }
     const grpc::Slice slice(encode_welcome(spec));
     if (hello.only_spec) {
       leave_spare();
@@ -357,8 +363,9 @@ class EnvServer::Stream {
   // Lets the environments write their observations into a message, and sends it.
   template <class Fn>
   void send_step(Fn step) {
+    const EnvSpec& spec = environment_->spec();
     auto block = pool_.allocate(step_message_->num_bytes());
-    const StepView view = step_view(environment_->spec(), *step_message_, block.get());
+    const StepView view = step_view(spec, *step_message_, block.get());
     step_message_->write_frame(block.get());
     output_->observation.clear();
     for (const FieldView& field : view.observation) {
@@ -379,9 +386,21 @@ class EnvServer::Stream {
     put(view.episode_return, counter_->episode_return());
     put(view.episode_step, counter_->episode_step());
     put(view.busy_seconds, busy_seconds_);
+    size_t num_bytes = step_message_->num_bytes();
+    if (newest_message_) {
+      auto previous = std::exchange(previous_, block);
+      if (previous &&
+          is_shifted(spec, step_view(spec, *step_message_, previous.get()), view)) {
+        num_bytes = newest_message_->num_bytes();
+        block = pool_.allocate(num_bytes);
+        newest_message_->write_frame(block.get());
+        copy_newest(spec, view,
+                    step_view(spec, *newest_message_, block.get(), /*newest=*/true));
+      }
+    }
     auto* owner = new std::shared_ptr<std::byte>(block);
     const grpc::Slice slice(
-        block.get(), step_message_->num_bytes(),
+        block.get(), num_bytes,
         [](void* data) { delete static_cast<std::shared_ptr<std::byte>*>(data); },
         owner);
     expect(Next::kAction);
@@ -450,6 +469,8 @@ class EnvServer::Stream {
   std::chrono::steady_clock::time_point building_since_;
   std::unique_ptr<Environment> environment_;
   std::optional<FixedMessage> step_message_;
+  std::optional<FixedMessage> newest_message_;  // Where the client takes it.
+  std::shared_ptr<std::byte> previous_;         // The Step before, whole.
   std::optional<EnvOutput> output_;
   std::optional<EpisodeCounter> counter_;
   std::vector<float> busy_seconds_;

@@ -257,8 +257,13 @@ class ActorPool:
         step_timeout_s: float = 300.0,
         max_failures: int = 3,
         num_threads: int = 0,
+        channels_last: bool = False,
     ) -> None:
-        """initial_agent_state: arrays [layers, 1, ...], repeated for each environment."""
+        """initial_agent_state: arrays [layers, 1, ...], repeated for each environment.
+
+        channels_last: images, observations [C, H, W], are channels_last in memory, as
+        convolutions of that layout want them; their shape is the same.
+        """
 
     def run(self) -> None:
         """Acts until the queue or the batcher is closed or stop() is called; once only.

@@ -459,7 +459,7 @@ void bind_pool(py::module_& m) {
                        const OptionalString& tls_ca,
                        const OptionalString& tls_server_name, size_t max_message_bytes,
                        double connect_timeout_s, double step_timeout_s,
-                       int max_failures, int num_threads) {
+                       int max_failures, int num_threads, bool channels_last) {
              ActorPool::Options options;
              options.unroll_length = unroll_length;
              options.learner_queue = std::move(queue);
@@ -474,6 +474,7 @@ void bind_pool(py::module_& m) {
              options.step_timeout = seconds(step_timeout_s, "step_timeout_s");
              options.max_failures = max_failures;
              options.num_threads = num_threads;
+             options.channels_last = channels_last;
              WithoutGil no_gil;
              return std::make_shared<ActorPool>(std::move(options));
            }),
@@ -485,7 +486,8 @@ void bind_pool(py::module_& m) {
            py::arg("tls_ca") = py::none(), py::arg("tls_server_name") = py::none(),
            py::arg("max_message_bytes") = size_t{64} << 20,
            py::arg("connect_timeout_s") = 60.0, py::arg("step_timeout_s") = 300.0,
-           py::arg("max_failures") = 3, py::arg("num_threads") = 0)
+           py::arg("max_failures") = 3, py::arg("num_threads") = 0,
+           py::arg("channels_last") = false)
       .def(
           "run", [](ActorPool& self) { self.run(check_signals); }, ReleaseGil())
       .def("stop", &ActorPool::stop, ReleaseGil())

@@ -33,9 +33,11 @@ void copy_all(const Nest& from, const Nest& to) {
 }  // namespace
 
 RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
-                             const Nest& initial_state, BufferPool& pool)
+                             const Nest& initial_state, BufferPool& pool,
+                             bool channels_last)
     : spec_(std::move(spec)),
       num_rows_(unroll_length + 1),
+      channels_last_(channels_last),
       pool_(pool),
       busy_seconds_(spec_.num_envs) {
   const Structure::Ptr leaf = Structure::leaf();
@@ -54,7 +56,9 @@ RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
   };
   for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
     const LeafSpace& space = spec_.observation.leaves[i];
-    set("observation", i, space.dtype, space.shape);
+    Shape shape = space.shape;
+    if (is_moved(i)) shape.move(0, 2);
+    set("observation", i, space.dtype, shape);
   }
   for (size_t i = 0; i < spec_.action.leaves.size(); ++i) {
     const LeafSpace& space = spec_.action.leaves[i];
@@ -96,6 +100,18 @@ void RolloutWriter::begin_rollout() {
   if (!agent_fields_.empty()) agent_rows_ = pool_.allocate(agent_fields_);
 }
 
+bool RolloutWriter::is_moved(size_t leaf) const {
+  return channels_last_ && num_channels(spec_.observation.leaves[leaf]) > 1;
+}
+
+std::vector<Array> RolloutWriter::as_given(std::vector<Array> env_rows) const {
+  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
+    Array& rows = env_rows[observation_at_ + i];
+    if (is_moved(i)) rows = rows.move(4, 2);  // [T + 1, K, H, W, C]
+  }
+  return env_rows;
+}
+
 StepView RolloutWriter::next_row() {
   auto field = [&](size_t leaf) -> FieldView {
     const Array& array = env_rows_[leaf];
@@ -105,7 +121,13 @@ StepView RolloutWriter::next_row() {
   StepView view{};
   view.observation.reserve(spec_.observation.leaves.size());
   for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
-    view.observation.push_back(field(observation_at_ + i));
+    FieldView& to = view.observation.emplace_back(field(observation_at_ + i));
+    const Array& rows = env_rows_[observation_at_ + i];
+    const size_t channels = num_channels(spec_.observation.leaves[i]);
+    if (channels == 1) continue;
+    const std::byte* previous = t_ < 0 ? nullptr : to.data - rows.strides[0];
+    to.images = {static_cast<size_t>(spec_.num_envs), channels, itemsize(rows.dtype),
+                 is_moved(i), previous};
   }
   view.reward = field(reward_at_);
   view.terminated = field(terminated_at_);
@@ -130,7 +152,7 @@ Nest RolloutWriter::inputs() {
   }
   Nest inputs{inputs_structure_, {}};
   inputs.leaves.reserve(env_rows_.size() + state_.leaves.size());
-  for (const Array& rows : env_rows_) {
+  for (const Array& rows : as_given(env_rows_)) {
     inputs.leaves.push_back(rows.narrow(0, t_, t_ + 1));
   }
   for (const Array& state : state_.leaves) inputs.leaves.push_back(state);
@@ -225,8 +247,8 @@ std::optional<Nest> RolloutWriter::rollout() {
   if (t_ < num_rows_ - 1) return std::nullopt;
   const Structure::Ptr agent_structure = outputs_signature_->structure->at(0).structure;
   std::vector<std::pair<std::string, Nest>> rows;
-  for (const Nest& part :
-       {Nest{env_structure_, env_rows_}, Nest{agent_structure, agent_rows_}}) {
+  for (const Nest& part : {Nest{env_structure_, as_given(env_rows_)},
+                           Nest{agent_structure, agent_rows_}}) {
     for (const std::string& key : part.structure->keys()) {
       rows.emplace_back(key, part.at(key));
     }

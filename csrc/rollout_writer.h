@@ -24,9 +24,10 @@ namespace beast {
 // before row 0.
 class RolloutWriter {
  public:
-  // initial_state has one row in dimension 1, which is repeated K times.
+  // initial_state has one row in dimension 1, which is repeated K times. With
+  // channels_last, images [C, H, W] are so in memory (see Array).
   RolloutWriter(EnvSpec spec, int64_t unroll_length, const Nest& initial_state,
-                BufferPool& pool);
+                BufferPool& pool, bool channels_last = false);
 
   StepView next_row();
   Nest inputs();
@@ -43,9 +44,12 @@ class RolloutWriter {
  private:
   void begin_rollout();
   void check_outputs(const Nest& outputs) const;
+  bool is_moved(size_t leaf) const;  // Of the observation: written as [H, W, C].
+  std::vector<Array> as_given(std::vector<Array> env_rows) const;  // As [C, H, W].
 
   const EnvSpec spec_;
   const int64_t num_rows_;  // T + 1
+  const bool channels_last_;
   BufferPool& pool_;
   Structure::Ptr env_structure_;               // Of a row as the server sends it.
   Structure::Ptr inputs_structure_;            // (row, core_state)
@@ -59,11 +63,12 @@ class RolloutWriter {
 
   int64_t t_ = -1;                   // The current row.
   std::vector<float> busy_seconds_;  // Of each environment, for that row.
-  std::vector<Array> env_rows_;      // This rollout, in the order of env_structure_.
-  std::vector<Array> agent_rows_;    // Likewise, of the outputs' dict.
-  Nest start_state_;                 // Before row 0.
-  Nest state_;                       // Before the current row; after it, once answered.
-  Nest next_start_state_;            // Before the last row.
+  std::vector<Array> env_rows_;    // This rollout, in the order of env_structure_, and
+                                   // of memory.
+  std::vector<Array> agent_rows_;  // Likewise, of the outputs' dict.
+  Nest start_state_;               // Before row 0.
+  Nest state_;                     // Before the current row; after it, once answered.
+  Nest next_start_state_;          // Before the last row.
 };
 
 }  // namespace beast

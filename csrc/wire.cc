@@ -2,6 +2,7 @@
 #include "wire.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 namespace beast {
@@ -316,6 +317,48 @@ Structure::Ptr read_space(MessageReader& in, const Field& field,
   return structure;
 }
 
+// Writes the items to every num_channels-th place.
+template <size_t kItemBytes>
+void spread(std::span<const std::byte> items, size_t num_channels, std::byte* to) {
+  for (size_t i = 0; i < items.size(); i += kItemBytes) {
+    std::memcpy(to + i * num_channels, items.data() + i, kItemBytes);
+  }
+}
+
+void spread(std::span<const std::byte> items, const FieldView::Images& images,
+            std::byte* to) {
+  auto* fn = &spread<1>;
+  if (images.item_bytes == 2) fn = &spread<2>;
+  if (images.item_bytes == 4) fn = &spread<4>;
+  if (images.item_bytes == 8) fn = &spread<8>;
+  fn(items, images.num_channels, to);
+}
+
+// With is_newest, of stacked frames only the last is in the message: the others are
+// those of the Step before, one place further on.
+void read_images(MessageReader& in, const FieldView& place, bool is_newest) {
+  const FieldView::Images& images = place.images;
+  const size_t num_bytes = place.num_bytes / images.num_envs;
+  const size_t channel_bytes = num_bytes / images.num_channels;
+  std::vector<std::byte> channel(images.channels_last ? channel_bytes : 0);
+  for (size_t k = 0; k < images.num_envs; ++k) {
+    std::byte* data = place.data + k * num_bytes;
+    const size_t num_kept = is_newest ? images.num_channels - 1 : 0;
+    if (is_newest) {
+      const size_t shift = images.channels_last ? images.item_bytes : channel_bytes;
+      std::memcpy(data, images.previous + k * num_bytes + shift, num_bytes - shift);
+    }
+    if (!images.channels_last) {
+      in.read(data + num_kept * channel_bytes, num_bytes - num_kept * channel_bytes);
+      continue;
+    }
+    for (size_t c = num_kept; c < images.num_channels; ++c) {
+      in.read(channel.data(), channel.size());
+      spread(channel, images, data + c * images.item_bytes);
+    }
+  }
+}
+
 // Reads the bytes fields 1, 2, ... of a submessage into their places. Each must come
 // exactly once (a repeated one: as often as there are views), with exactly its length.
 void read_arrays(MessageReader& in, const Field& field,
@@ -330,11 +373,18 @@ void read_arrays(MessageReader& in, const Field& field,
     const auto& places = views[inner.number - 1];
     if (seen[inner.number] == places.size()) fail(inner.number, "comes too often");
     const FieldView& place = places[seen[inner.number]++];
-    if (inner.size != place.num_bytes) {
+    const FieldView::Images& images = place.images;
+    const bool is_newest =
+        images.previous && inner.size * images.num_channels == place.num_bytes;
+    if (inner.size != place.num_bytes && !is_newest) {
       fail(inner.number, "has " + std::to_string(inner.size) + " bytes, expected " +
                              std::to_string(place.num_bytes));
     }
-    in.read(place.data, place.num_bytes);
+    if (is_newest || images.channels_last) {
+      read_images(in, place, is_newest);
+    } else {
+      in.read(place.data, place.num_bytes);
+    }
     if (!place.is_bool) return;
     for (size_t i = 0; i < place.num_bytes; ++i) {
       place.data[i] = std::byte{place.data[i] != std::byte{0}};
@@ -364,11 +414,12 @@ void check_version(const char* whose, uint64_t version) {
 
 }  // namespace
 
-std::string encode_hello(const std::string& run_id, bool only_spec) {
+std::string encode_hello(const std::string& run_id, bool only_spec, bool takes_newest) {
   std::string hello;
   put_number(hello, 1, kProtocolVersion);
   if (!run_id.empty()) put_bytes(hello, 2, run_id);
-  if (only_spec) put_number(hello, 3, 1);
+  put_number(hello, 3, only_spec);
+  put_number(hello, 4, takes_newest);
   return as_message(kHello, hello);
 }
 
@@ -383,6 +434,8 @@ Hello decode_hello(MessageReader& in) {
         hello.run_id = readable(in.read_string(inner));
       } else if (inner.number == 3 && inner.type == Field::kVarint) {
         hello.only_spec = inner.value != 0;
+      } else if (inner.number == 4 && inner.type == Field::kVarint) {
+        hello.takes_newest = inner.value != 0;
       } else {
         in.skip(inner);
       }
@@ -504,12 +557,18 @@ void FixedMessage::write_frame(std::byte* data) const {
   }
 }
 
-FixedMessage step_message(const EnvSpec& spec) {
+int64_t num_channels(const LeafSpace& leaf) {
+  const bool is_image = leaf.shape.rank() == 3 && leaf.num_bytes() > 0;
+  return is_image ? leaf.shape[0] : 1;
+}
+
+FixedMessage step_message(const EnvSpec& spec, bool newest) {
   std::vector<int> numbers;
   std::vector<size_t> sizes;
   for (const LeafSpace& leaf : spec.observation.leaves) {
     numbers.push_back(1);
-    sizes.push_back(spec.num_envs * leaf.num_bytes());
+    const int64_t num_parts = newest ? num_channels(leaf) : 1;
+    sizes.push_back(spec.num_envs * leaf.num_bytes() / num_parts);
   }
   const size_t small[] = {4, 1, 1, 1, 4, 4, 4};  // Bytes of reward, ..., busy_seconds.
   for (int i = 0; i < 7; ++i) {
@@ -519,13 +578,16 @@ FixedMessage step_message(const EnvSpec& spec) {
   return FixedMessage(kStep, numbers, sizes);
 }
 
-StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data) {
+StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data,
+                   bool newest) {
   StepView view{};
   const size_t num_envs = spec.num_envs;
   size_t i = 0;
   for (const LeafSpace& leaf : spec.observation.leaves) {
-    view.observation.push_back({data + message.offset(i++), num_envs * leaf.num_bytes(),
-                                leaf.dtype == DType::kBool});
+    const size_t num_bytes =
+        num_envs * leaf.num_bytes() / (newest ? num_channels(leaf) : 1);
+    view.observation.push_back(
+        {data + message.offset(i++), num_bytes, leaf.dtype == DType::kBool});
   }
   view.reward = {data + message.offset(i++), num_envs * 4, false};
   view.terminated = {data + message.offset(i++), num_envs, true};
@@ -535,6 +597,36 @@ StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* 
   view.episode_step = {data + message.offset(i++), num_envs * 4, false};
   view.busy_seconds = {data + message.offset(i++), num_envs * 4, false};
   return view;
+}
+
+bool is_shifted(const EnvSpec& spec, const StepView& before, const StepView& now) {
+  for (size_t i = 0; i < spec.observation.leaves.size(); ++i) {
+    const LeafSpace& leaf = spec.observation.leaves[i];
+    if (num_channels(leaf) == 1) continue;
+    const size_t all = leaf.num_bytes(), one = all / num_channels(leaf);
+    const std::byte* a = before.observation[i].data + one;
+    const std::byte* b = now.observation[i].data;
+    for (int64_t k = 0; k < spec.num_envs; ++k, a += all, b += all) {
+      if (std::memcmp(a, b, all - one) != 0) return false;
+    }
+  }
+  return true;
+}
+
+void copy_newest(const EnvSpec& spec, const StepView& from, const StepView& to) {
+  for (size_t i = 0; i < spec.observation.leaves.size(); ++i) {
+    const LeafSpace& leaf = spec.observation.leaves[i];
+    const size_t all = leaf.num_bytes(), one = all / num_channels(leaf);
+    for (int64_t k = 0; k < spec.num_envs; ++k) {
+      std::memcpy(to.observation[i].data + k * one,
+                  from.observation[i].data + (k + 1) * all - one, one);
+    }
+  }
+  for (auto field : {&StepView::reward, &StepView::terminated, &StepView::truncated,
+                     &StepView::first, &StepView::episode_return,
+                     &StepView::episode_step, &StepView::busy_seconds}) {
+    std::memcpy((to.*field).data, (from.*field).data, (to.*field).num_bytes);
+  }
 }
 
 FixedMessage action_message(const EnvSpec& spec) {

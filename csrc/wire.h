@@ -31,9 +31,11 @@ constexpr char kStreamMethod[] = "/chimera.RpcEnv/Stream";
 
 struct Hello {
   std::string run_id;
-  bool only_spec = false;  // Welcome is all that the client wants.
+  bool only_spec = false;     // Welcome is all that the client wants.
+  bool takes_newest = false;  // Steps may hold only what is new of stacked frames.
 };
-std::string encode_hello(const std::string& run_id, bool only_spec = false);
+std::string encode_hello(const std::string& run_id, bool only_spec = false,
+                         bool takes_newest = false);
 Hello decode_hello(MessageReader& message);
 std::string encode_welcome(const EnvSpec& spec);
 // A step of the spec fits into max_message_bytes.
@@ -63,6 +65,14 @@ struct FieldView {
   std::byte* data;
   size_t num_bytes;
   bool is_bool;  // Then every byte is made 0 or 1.
+  // More of images, [K, C, H, W] in the message with C > 1, for who reads them.
+  struct Images {
+    size_t num_envs = 0;  // K; 0 if this is not known to be images.
+    size_t num_channels = 0;
+    size_t item_bytes = 0;
+    bool channels_last = false;           // They belong there as [K, H, W, C].
+    const std::byte* previous = nullptr;  // Those of the Step before, if there is one.
+  } images = {};
 };
 struct StepView {
   std::vector<FieldView> observation;
@@ -70,8 +80,17 @@ struct StepView {
       busy_seconds;
 };
 
-FixedMessage step_message(const EnvSpec& spec);
-StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data);
+// C of images [C, H, W], which may be stacked frames; else 1.
+int64_t num_channels(const LeafSpace& leaf);
+// With newest, only the last of stacked frames.
+FixedMessage step_message(const EnvSpec& spec, bool newest = false);
+StepView step_view(const EnvSpec& spec, const FixedMessage& message, std::byte* data,
+                   bool newest = false);
+// Whether stacked frames are those of the Step before, one place further on, but for
+// the last ones.
+bool is_shifted(const EnvSpec& spec, const StepView& before, const StepView& now);
+// To a view with only the newest frames.
+void copy_newest(const EnvSpec& spec, const StepView& from, const StepView& to);
 FixedMessage action_message(const EnvSpec& spec);
 
 // Reads a Step into view; throws ServerFailure where the message is a Failure.

@@ -101,6 +101,14 @@ class RolloutChecker {
     for (int64_t f = frame - step; f < frame; ++f) {
       episode_return += static_cast<float>(policy(f, env, stream));
     }
+    const Array windows = observation.at("window").leaves.at(0);
+    const int64_t size = windows.strides[1];
+    for (int64_t i = 0; i < CountingEnv::kWindow; ++i) {
+      const auto* one = windows.data + at * size + i * windows.strides[2];
+      const int64_t age = std::min(CountingEnv::kWindow - 1 - i, step);
+      CHECK_EQ(static_cast<int>(one[0]), (frame - age) % 256);
+      CHECK_EQ(static_cast<int>(one[windows.strides[4]]), env);
+    }
     const bool ends = step == period - 1, is_even = frame / period % 2 == 0;
     CHECK_EQ(data_of<bool>(rows.at("first"))[at], step == 0);
     CHECK_EQ(data_of<bool>(rows.at("terminated"))[at], ends && is_even);

@@ -55,6 +55,7 @@ TEST(every_step_is_in_rollouts_exactly_once) {
     options.pool =
         Run::acting(Addresses(c.num_streams, dir.address()), c.unroll_length);
     options.pool.num_threads = c.num_threads;
+    options.pool.channels_last = c.num_threads == 3;
     options.length = 3;
     options.learner_batch = c.learner_batch;
     Run run(options);
@@ -344,15 +345,18 @@ TEST(servers_of_another_version_end_the_run) {
 TEST(servers_that_keep_breaking_the_protocol_end_the_run) {
   const EnvSpec spec = CountingEnv::make_spec({});
   const std::string welcome = encode_welcome(spec), step = first_step(spec);
-  for (const std::vector<std::string>& messages :
-       std::vector<std::vector<std::string>>{{step},
-                                             {"garbage"},
-                                             {""},
-                                             {welcome, welcome},
-                                             {welcome, "garbage"},
-                                             {welcome, step.substr(0, step.size() - 1)},
-                                             {welcome, step + step},
-                                             {encode_hello("test")}}) {
+  Fields newest(spec);  // Of frames that nobody sent.
+  newest.observation.back().resize(2);
+  for (const std::vector<std::string>& messages : std::vector<std::vector<std::string>>{
+           {step},
+           {"garbage"},
+           {""},
+           {welcome, welcome},
+           {welcome, "garbage"},
+           {welcome, step.substr(0, step.size() - 1)},
+           {welcome, step + step},
+           {welcome, step_proto(newest).SerializeAsString()},
+           {encode_hello("test")}}) {
     LogCapture log;
     TempDir dir;
     RawServer server(dir.address(), [&](RawServer::Call& call) {

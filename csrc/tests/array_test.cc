@@ -137,6 +137,31 @@ TEST(unsqueeze_keeps_the_elements_and_stays_contiguous) {
   CHECK_EQ(counting<int64_t>({}).unsqueeze(0).shape, Shape({1}));
 }
 
+TEST(move_keeps_the_elements_and_changes_their_order) {
+  const Array array = counting<int64_t>({2, 3, 4});
+  const Array moved = array.move(0, 2);
+  CHECK_EQ(moved.shape, Shape({3, 4, 2}));
+  CHECK_EQ(values<int64_t>(moved.select(0)),
+           (std::vector<int64_t>{0, 12, 1, 13, 2, 14, 3, 15}));
+  CHECK_EQ(values<int64_t>(moved.move(2, 0)), values<int64_t>(array));
+  CHECK_EQ(array.move(1, 1).shape, array.shape);
+}
+
+TEST(images_know_whether_they_are_channels_last) {
+  const Array memory = counting<int16_t>({2, 5, 4, 3});  // [K, H, W, C]
+  const Array images = memory.move(3, 1);
+  CHECK(images.is_channels_last());
+  CHECK(!images.is_contiguous());
+  CHECK(images.narrow(0, 1, 2).is_channels_last());
+  CHECK(!images.narrow(1, 0, 2).is_channels_last());
+  CHECK(!images.narrow(3, 0, 2).is_channels_last());
+  CHECK(!memory.is_channels_last());
+  // One channel is either.
+  CHECK(!counting<int16_t>({2, 5, 4, 1}).move(3, 1).is_channels_last());
+  CHECK(!counting<int16_t>({2, 0, 4, 3}).move(3, 1).is_channels_last());
+  CHECK(!counting<int16_t>({5, 4}).is_channels_last());
+}
+
 TEST(copies_are_exact_whatever_the_strides) {
   const Array array = counting<int16_t>({4, 6, 5});
   const std::vector<Array> views{

@@ -119,6 +119,23 @@ TEST(strided_and_empty_leaves_are_batched) {
   CHECK_EQ(batch.leaves[1].shape, Shape({4, 0}));
 }
 
+TEST(images_that_are_channels_last_stay_so) {
+  BatchingQueue::Options options;
+  options.sizes = {1, 3, 3, {}};
+  BatchingQueue queue(options);
+  std::vector<uint8_t> expected;
+  const Array memory = counting<uint8_t>({2, 4, 3, 5, 2});  // [T, B, H, W, C]
+  const Array images = memory.move(4, 2);
+  queue.enqueue(Nest::leaf(images.narrow(1, 0, 1)));
+  Array turned = counting<uint8_t>({2, 3, 2, 3, 5});  // The order of the first is kept.
+  copy(images.narrow(1, 1, 4), turned);
+  queue.enqueue(Nest::leaf(turned));
+  const Nest batch = queue.dequeue();
+  CHECK_EQ(batch.leaves[0].shape, Shape({2, 3, 2, 3, 5}));
+  CHECK(batch.leaves[0].is_channels_last());
+  CHECK_EQ(values<uint8_t>(batch.leaves[0]), values<uint8_t>(images.narrow(1, 0, 3)));
+}
+
 TEST(an_item_is_dropped_once_all_its_rows_are_handed_out) {
   BatchingQueue queue(sizes(2, 2));
   std::weak_ptr<void> owner;

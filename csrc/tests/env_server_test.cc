@@ -265,6 +265,48 @@ TEST(many_streams_share_a_few_threads) {
   }
 }
 
+TEST(who_takes_it_gets_only_the_newest_of_stacked_frames) {
+  for (int64_t num_envs : {1, 3}) {
+    const EnvSpec spec = CountingEnv::make_spec({.num_envs = num_envs});
+    const size_t num_bytes = step_message(spec).num_bytes();
+    const size_t num_newest = step_message(spec, /*newest=*/true).num_bytes();
+    CHECK(num_newest < num_bytes);
+    Server server({.num_envs = num_envs, .length = 4});
+    RawStream plain(server.address()), newest(server.address());
+    CHECK(plain.write(encode_hello("test")));
+    CHECK(newest.write(encode_hello("test", false, /*takes_newest=*/true)));
+    CHECK_EQ(plain.read().value(), newest.read().value());  // Welcome.
+    Fields before(spec);
+    int64_t num_small = 0;
+    for (int64_t frame = 0; frame < 100; ++frame) {
+      const std::string whole = plain.read().value(), message = newest.read().value();
+      CHECK_EQ(whole.size(), num_bytes);
+      bool is_first = false;  // Of any of the environments.
+      for (const Row& row : rows_of(spec, whole)) is_first |= row.first;
+      CHECK_EQ(message.size(), is_first ? num_bytes : num_newest);
+      num_small += !is_first;
+
+      Fields expected(spec), fields(spec);
+      Pieces whole_pieces(whole), pieces(message);
+      decode_step(whole_pieces, expected.view());
+      StepView view = fields.view();
+      view.observation[5].images = {static_cast<size_t>(num_envs), CountingEnv::kWindow,
+                                    1, false, before.observation[5].data()};
+      decode_step(pieces, view);
+      before = fields;
+      for (Fields* each : {&expected, &fields}) {  // What is each stream's own.
+        std::ranges::fill(each->observation[4], std::byte{0});
+        std::ranges::fill(each->others[6], std::byte{0});
+      }
+      CHECK(fields == expected);
+      for (RawStream* stream : {&plain, &newest}) {
+        CHECK(stream->write(action(Ints(num_envs, frame % 4))));
+      }
+    }
+    CHECK(num_small > 40);
+  }
+}
+
 // --- Failures ---
 
 TEST(what_an_environment_raises_reaches_the_client) {

@@ -7,6 +7,8 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/method_handler.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -103,6 +105,9 @@ class Gate {
 //   heard   the action that it was just given; -1 at first
 //   stream  the number of its stream
 //   flags   bool: whether the frame is odd, and whether it is even
+//   window  the last kWindow frames of the episode, each as two bytes: the frame's
+//   number
+//           modulo 256 and k; where there were fewer, the first of them again
 //
 // A step earns the action's value.
 class CountingEnv : public Environment {
@@ -117,6 +122,7 @@ class CountingEnv : public Environment {
     std::chrono::microseconds delay{0};
     std::shared_ptr<Gate> gate = nullptr;
   };
+  static constexpr int64_t kWindow = 3;
   static inline std::atomic<int> num_live{0};
 
   static EnvSpec make_spec(const Options& options) {
@@ -128,10 +134,12 @@ class CountingEnv : public Environment {
                                                   {"flags", leaf},
                                                   {"frame", leaf},
                                                   {"heard", leaf},
-                                                  {"stream", leaf}});
+                                                  {"stream", leaf},
+                                                  {"window", leaf}});
     const LeafSpace number = test::leaf(DType::kInt64, {});
-    spec.observation.leaves = {number, test::leaf(DType::kBool, {2}), number, number,
-                               number};
+    spec.observation.leaves = {number, test::leaf(DType::kBool, {2}),
+                               number, number,
+                               number, test::leaf(DType::kUInt8, {kWindow, 1, 2})};
     spec.action = single(discrete(options.num_actions));
     return spec;
   }
@@ -142,7 +150,8 @@ class CountingEnv : public Environment {
         stream_(static_cast<int64_t>(stream)),
         steps_(options_.num_envs),
         num_episodes_(options_.num_envs),
-        ended_(options_.num_envs) {
+        ended_(options_.num_envs, true),
+        windows_(options_.num_envs) {
     ++num_live;
   }
   ~CountingEnv() override { --num_live; }
@@ -153,6 +162,7 @@ class CountingEnv : public Environment {
     happen();
     for (int64_t k = 0; k < options_.num_envs; ++k) {
       observe(k, -1, output);
+      ended_[k] = false;
       output.reward[k] = 99;  // Which nothing earned.
     }
   }
@@ -192,6 +202,12 @@ class CountingEnv : public Environment {
     }
     output.observation.at(1)[2 * k] = std::byte(frame_ % 2 == 1);
     output.observation.at(1)[2 * k + 1] = std::byte(frame_ % 2 == 0);
+    Window& window = windows_[k];
+    const std::array<std::byte, 2> newest{std::byte(frame_ % 256), std::byte(k)};
+    std::shift_left(window.begin(), window.end(), 1);
+    window.back() = newest;
+    if (ended_[k]) window.fill(newest);
+    std::memcpy(output.observation.at(5) + k * sizeof(window), &window, sizeof(window));
   }
 
   const Options options_;
@@ -199,7 +215,9 @@ class CountingEnv : public Environment {
   const int64_t stream_;
   int64_t frame_ = 0;
   std::vector<int64_t> steps_, num_episodes_;  // Of the episode; so far.
-  std::vector<bool> ended_;
+  std::vector<bool> ended_;                    // Then the next step begins another one.
+  using Window = std::array<std::array<std::byte, 2>, kWindow>;
+  std::vector<Window> windows_;
 };
 
 // The options of a server of them; num_threads and all the rest may be changed.

@@ -81,7 +81,8 @@ std::string wrong_of_client(const EnvSpec& spec, bool is_hello, Random& random) 
     }
     return message.SerializeAsString();
   }
-  return mutate(is_hello ? encode_hello("run") : action_of(spec, random), random);
+  if (!is_hello) return mutate(action_of(spec, random), random);
+  return mutate(encode_hello("run", one_in(random, 8), one_in(random, 2)), random);
 }
 
 // A space of any kind, within and beyond all limits.
@@ -183,6 +184,9 @@ std::string wrong_step(const EnvSpec& spec, Random& random) {
       }
       return message.SerializeAsString();
     }
+    case 5:  // Of stacked frames only the newest, which may be right.
+      fields.observation.at(5).resize(spec.num_envs * 2);
+      [[fallthrough]];
     default:
       return mutate(step_proto(fields).SerializeAsString(), random);
   }
@@ -273,7 +277,8 @@ class Attacker {
     if (one_in(random, 2)) {
       if (!send(stream, wrong_of_client(spec_, true, random))) return end(stream);
     } else {
-      if (!stream.write(encode_hello("run"))) return end(stream);
+      const std::string hello = encode_hello("run", false, one_in(random, 2));
+      if (!stream.write(hello)) return end(stream);
     }
     // Where it was taken for a Hello after all, Welcome and Step are the answer.
     if (!is_deaf && (!stream.read() || !stream.read())) return end(stream);

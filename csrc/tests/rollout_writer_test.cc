@@ -282,6 +282,75 @@ TEST(a_rich_spec_comes_through) {
   CHECK_EQ(values<float>(last_action.leaves[1].select(2)), (Floats{1, 2, 3, 4}));
 }
 
+// Rows of stacked images that sometimes begin anew, as a server sends them to who takes
+// only the newest, or whole ones.
+TEST(images_come_through_in_either_order_of_memory) {
+  EnvSpec spec = small_spec(2);
+  spec.observation.structure = Structure::tuple(
+      {Structure::leaf(), Structure::leaf(), Structure::leaf(), Structure::leaf()});
+  spec.observation.leaves = {
+      leaf(DType::kUInt8, {4, 3, 2}), leaf(DType::kFloat32, {2, 2, 3}),
+      leaf(DType::kInt16, {1, 3, 3}), leaf(DType::kBool, {3, 1, 5})};
+  for (bool takes_newest : {false, true}) {
+    for (bool channels_last : {false, true}) {
+      BufferPool pool;
+      RolloutWriter writer(spec, 3, no_state(), pool, channels_last);
+      std::mt19937_64 random(1);
+      std::vector<Fields> sent;
+      int64_t num_newest = 0, num_rollouts = 0;
+      for (int64_t t = 0; t <= 30; ++t) {
+        sent.emplace_back(spec);
+        Fields& now = sent.back();
+        now.randomize(random);
+        for (size_t i = 0; i < 4 && t % 5 != 0; ++i) {  // All move on by one frame.
+          const size_t all = spec.observation.leaves[i].num_bytes();
+          const size_t one = all / num_channels(spec.observation.leaves[i]);
+          for (size_t k = 0; k < 2; ++k) {
+            std::memcpy(now.observation[i].data() + k * all,
+                        sent[t - 1].observation[i].data() + k * all + one, all - one);
+          }
+        }
+        const bool is_newest =
+            takes_newest && t > 0 && is_shifted(spec, sent[t - 1].view(), now.view());
+        num_newest += is_newest;
+        const FixedMessage fixed = step_message(spec, is_newest);
+        std::string bytes(fixed.num_bytes(), '\0');
+        auto* data = reinterpret_cast<std::byte*>(bytes.data());
+        fixed.write_frame(data);
+        if (is_newest) {
+          copy_newest(spec, now.view(), step_view(spec, fixed, data, is_newest));
+        } else {
+          bytes = step_proto(now).SerializeAsString();
+        }
+        Pieces message(bytes, 11);
+        decode_step(message, writer.next_row());
+        const Nest inputs = writer.inputs().at(0).at("observation");
+        for (size_t i = 0; i < 4; ++i) {
+          const bool is_moved = channels_last && i != 2;
+          CHECK_EQ(inputs.leaves[i].is_channels_last(), is_moved);
+        }
+        writer.answer(answer_of(writer, t, 0, false), 0, 2);
+        const std::optional<Nest> rollout = writer.rollout();
+        if (!rollout) continue;
+        ++num_rollouts;
+        const Nest rows = rollout->at(0).at("observation");
+        for (size_t i = 0; i < 4; ++i) {
+          for (int64_t row = 0; row <= 3; ++row) {
+            const Array got = rows.leaves[i].select(row);
+            CHECK_EQ(got.shape[1], spec.observation.leaves[i].shape[0]);
+            const auto whole = BufferPool().allocate({{got.dtype, got.shape}})[0];
+            copy(got, whole);
+            const auto& expected = sent[t - 3 + row].observation[i];
+            CHECK(std::equal(expected.begin(), expected.end(), whole.data));
+          }
+        }
+      }
+      CHECK_EQ(num_rollouts, 10);
+      CHECK_EQ(num_newest, takes_newest ? 24 : 0);
+    }
+  }
+}
+
 TEST(huge_dimensions_of_empty_leaves_do_not_overflow) {
   EnvSpec spec = small_spec(3);
   constexpr int64_t kHuge = int64_t{1} << 40;

@@ -114,10 +114,11 @@ TEST(hello_round_trips) {
         std::string(100'000, 'x')}) {
     for (size_t size : kPieceSizes) {
       for (bool only_spec : {false, true}) {
-        Pieces pieces(encode_hello(run_id, only_spec), size);
+        Pieces pieces(encode_hello(run_id, only_spec, !only_spec), size);
         const Hello hello = decode_hello(pieces);
         CHECK_EQ(hello.run_id, run_id);
         CHECK_EQ(hello.only_spec, only_spec);
+        CHECK_EQ(hello.takes_newest, !only_spec);
       }
     }
   }
@@ -555,6 +556,38 @@ TEST(fixed_message_is_what_protobuf_writes) {
     CHECK(bytes == parsed.SerializeAsString());
     CHECK(step_of(spec, Pieces(bytes)) == fields);
   }
+}
+
+TEST(of_stacked_frames_the_newest_are_enough) {
+  EnvSpec spec = rich_spec();
+  spec.observation.structure = Structure::tuple({Structure::leaf(), Structure::leaf()});
+  spec.observation.leaves = {leaf(DType::kUInt8, {4, 2, 3}),
+                             leaf(DType::kFloat32, {2})};
+  Fields before = random_step(spec, 1), now = random_step(spec, 2);
+  CHECK(!is_shifted(spec, before.view(), now.view()));
+  for (int k = 0; k < 3; ++k) {  // Three of four frames move on by one.
+    std::copy_n(before.observation[0].begin() + 24 * k + 6, 18,
+                now.observation[0].begin() + 24 * k);
+  }
+  CHECK(is_shifted(spec, before.view(), now.view()));
+
+  const FixedMessage fixed = step_message(spec, /*newest=*/true);
+  std::string bytes(fixed.num_bytes(), '\xee');
+  auto* data = reinterpret_cast<std::byte*>(bytes.data());
+  fixed.write_frame(data);
+  copy_newest(spec, now.view(), step_view(spec, fixed, data, /*newest=*/true));
+  for (size_t size : kPieceSizes) {
+    Fields read(spec);
+    StepView view = read.view();
+    view.observation[0].images = {3, 4, 1, false, before.observation[0].data()};
+    Pieces pieces(bytes, size);
+    decode_step(pieces, view);
+    CHECK(read == now);
+  }
+  CHECK_THROWS(ProtocolError, step_of(spec, Pieces(bytes)),
+               "field 1 has 18 bytes, expected 72");
+  now.observation[0][24] ^= std::byte{1};  // As after a reset of the second.
+  CHECK(!is_shifted(spec, before.view(), now.view()));
 }
 
 TEST(fixed_action_is_what_protobuf_writes) {
