@@ -117,6 +117,13 @@ def sample_batch(
     return rollouts.Batch(rows, model.initial_state(flags.batch_size), [])
 
 
+def turn(x: torch.Tensor) -> torch.Tensor:
+    """A copy in which images [..., C, H, W] lie in memory as [..., H, W, C]."""
+    if x.dim() < 5:
+        return x.clone()
+    return x.movedim(2, -1).contiguous().movedim(-1, 2)
+
+
 def in_other_layout(model: Any) -> Any:
     """model with its images channels_last where they were not, and the other way."""
     for body in model.bodies:
@@ -161,6 +168,21 @@ def measure_model(
     steps = flags.unroll_length * flags.batch_size
     learn = functools.partial(monobeast.learn, flags, learner, batch)
     figures.add(f"learning, {layout_of(model)}, 1 thread", learn, steps)
+    if layout_of(model) == "channels_last" and not figures.only_ideal:
+        # As polybeast has them, which turns images where it copies them anyway. Not in
+        # the ideal rate: an environment gives them as above.
+        turned = batch.rows | {"observation": tree_map(turn, batch.rows["observation"])}
+        learn_turned = functools.partial(
+            monobeast.learn, flags, learner, batch._replace(rows=turned)
+        )
+        figures.add("learning of turned images, 1 thread", learn_turned, steps)
+        model.eval()
+        rows = tree_map(
+            lambda x: turn(x[:1, :1].expand(1, NUM_ENVS, *x.shape[2:])), turned
+        )
+        body = functools.partial(infer, rows, model.initial_state(NUM_ENVS))
+        figures.add(f"inference of turned images, batch {NUM_ENVS}", body, NUM_ENVS)
+        model.train()
     if is_image and not figures.only_ideal:
         other = monobeast.build_learner(flags, env)
         layout = layout_of(in_other_layout(other.model))

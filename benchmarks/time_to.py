@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minutes until Pong is won: peers beside our agents, as curves over the clock.
 
-    python -m benchmarks.time_to                             # Two peers, two seeds each.
-    python -m benchmarks.time_to --peers envpool --seeds 1 --minutes 10
-    python -m benchmarks.time_to --figure                    # The figure and table again.
+    python -m benchmarks.time_to                  # Both agents, two peers, two seeds each.
+    python -m benchmarks.time_to --agents "" --peers envpool --seeds 1 --minutes 10
+    python -m benchmarks.time_to --figure         # The figure and table again.
 
-Peers are trained here, one after the other, each with the whole machine and the settings
-of benchmarks/peers.py (PPO with the usual four passes in four parts), until the mean
-return of their last 100 games is at the score or the minutes are over. Our agents' curves
-are those of results/pong, seeds as here: it is the same machine only if results/pong was
-made on this one. Written are benchmarks/results/time_to.json, time_to.md and time_to.png.
+All are trained here, one after the other, each with the whole machine, until the mean
+return of their last 100 games is at the score or the minutes are over: our agents with
+their defaults and the steps of results/pong, peers with the settings of
+benchmarks/peers.py (PPO with the usual four passes in four parts). Written are
+benchmarks/results/time_to.json, to which a run is added when it ends, time_to.md and
+time_to.png.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -30,6 +33,7 @@ from tools import results
 OUT = sps.RESULTS / "time_to.json"
 ENV = "PongNoFrameskip-v4"
 SCORE = 18.0
+AGENTS = ("polybeast", "monobeast")
 START_S = 300.0  # Until the first game of a peer has ended.
 TELL_S = 60.0  # Between lines of progress.
 NUM_POINTS = 300  # Of a curve that is kept.
@@ -42,6 +46,7 @@ parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
+parser.add_argument("--agents", default="polybeast,monobeast", help="ours, or none")
 parser.add_argument(
     "--peers",
     default="envpool,rllib",
@@ -52,10 +57,13 @@ parser.add_argument("--minutes", default=30.0, type=float, help="that a run may 
 parser.add_argument("--figure", action="store_true", help="only draw what is recorded")
 
 
-def curve_of(command: list[str], minutes: float) -> tuple[list[list[float]], float]:
-    """[seconds, steps, mean return] of a peer, until it is at the score or time is up.
+def curve_of(
+    command: list[str], minutes: float, logs: pathlib.Path | None = None
+) -> tuple[list[list[float]], float]:
+    """[seconds, steps, mean return] of a run, until it is at the score or time is up.
 
-    And the share of the machine that others had meanwhile.
+    And the share of the machine that others had meanwhile. A peer prints its rows, an
+    agent of ours writes logs.
     """
     rows: list[list[float]] = []
     with tempfile.TemporaryFile("w+") as errors:
@@ -75,6 +83,8 @@ def curve_of(command: list[str], minutes: float) -> tuple[list[list[float]], flo
                 began = told = time.monotonic()
                 while process.poll() is None and not (rows and rows[-1][2] >= SCORE):
                     time.sleep(1.0)
+                    if logs is not None and logs.exists():
+                        rows[:] = logged_rows(logs)
                     if rows and time.monotonic() >= told + TELL_S:
                         told = time.monotonic()
                         seconds, steps, mean = rows[-1]
@@ -87,7 +97,7 @@ def curve_of(command: list[str], minutes: float) -> tuple[list[list[float]], flo
             peers.stop(process)
             reading.join()
         errors.seek(0)
-        if code is not None or not rows:
+        if code or not rows:
             raise peers.PeerError(peers.by_hand(command, errors.read()))
     return rows, foreign.share
 
@@ -103,6 +113,16 @@ def read_rows(lines: IO[str], rows: list[list[float]]) -> None:
                 continue  # What libraries say.
 
 
+def logged_rows(logs: pathlib.Path) -> list[list[float]]:
+    """As read_rows, of an agent of ours."""
+    rows = []
+    for row in results.read_rows(logs):
+        with contextlib.suppress(ValueError, TypeError):  # Not yet, or half a line.
+            names = ("seconds", "step", "mean_episode_return")
+            rows.append([float(row[name]) for name in names])
+    return rows
+
+
 def thin(rows: list[list[float]]) -> list[list[float]]:
     """Some hundred of them, with the last and the first that is at the score."""
     every = -(-len(rows) // NUM_POINTS)
@@ -111,54 +131,54 @@ def thin(rows: list[list[float]]) -> list[list[float]]:
     return [[round(x, 3) for x in rows[i]] for i in sorted(kept)]
 
 
-def train_peers(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    names = args.peers.split(",")
-    for name in names:
+def train(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Adds the runs to the report, each when it has ended."""
+    for name in names_of(args.peers):
         peers.install(name, peers.PEERS[name])
+    steps = results.load_claims()["pong"].steps
     for seed in args.seeds:
-        for name in names:
+        for name in names_of(args.agents):
+            settings = f"--env={ENV} --seed={seed} --total_steps={steps}"
+            print(f"{name}, seed {seed}: {settings}", flush=True)
+            with tempfile.TemporaryDirectory() as savedir:
+                command = [sys.executable, "-m", name, *settings.split()]
+                command += [f"--savedir={savedir}", "--xpid=run"]
+                logs = pathlib.Path(savedir) / "run" / "logs.csv"
+                rows, others = curve_of(command, args.minutes, logs)
+            add(report, name, seed, settings, results.code_version(), rows, others)
+        for name in names_of(args.peers):
             words = [peers.BEST[name], LEARNING.get(name, ""), f"--seed={seed}"]
             settings = " ".join(word for word in words if word)
             print(f"{name}, seed {seed}: {settings}", flush=True)
             command = peers.command_of(name, ENV, settings)
             rows, others = curve_of(command, args.minutes)
-            report["runs"][f"{name}-{seed}"] = {
-                "name": name,
-                "seed": seed,
-                "settings": settings,
-                "packages": peers.PEERS[name].packages,
-                "machine": measure.machine(),
-                "others": round(others, 3),
-                "curve": thin(rows),
-            }
-            measure.write_json(OUT, report)
+            packages = peers.PEERS[name].packages
+            add(report, name, seed, settings, packages, rows, others)
 
 
-def our_runs(seeds: list[int]) -> dict[str, dict[str, Any]]:
-    """As those of train_peers, from results/pong."""
-    claim = results.load_claims()["pong"]
-    runs = {}
-    for outcome in results.outcomes(claim, results.RESULTS):
-        if outcome.seed not in seeds:
-            continue
-        rows = [
-            [
-                float(row["seconds"]),
-                float(row["step"]),
-                float(row["mean_episode_return"]),
-            ]
-            for row in results.read_rows(outcome.path / "logs.csv")
-            if row["mean_episode_return"]
-        ]
-        runs[f"{outcome.variant.name}-{outcome.seed}"] = {
-            "name": outcome.variant.name,
-            "seed": outcome.seed,
-            "settings": outcome.meta["command"],
-            "machine": " ".join(outcome.meta["machines"]),
-            "others": outcome.meta["others"],
-            "curve": rows,
-        }
-    return runs
+def names_of(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def add(
+    report: dict[str, Any],
+    name: str,
+    seed: int,
+    settings: str,
+    packages: Any,
+    rows: list[list[float]],
+    others: float,
+) -> None:
+    report["runs"][f"{name}-{seed}"] = {
+        "name": name,
+        "seed": seed,
+        "settings": settings,
+        "packages": packages,
+        "machine": measure.machine(),
+        "others": round(others, 3),
+        "curve": thin(rows),
+    }
+    measure.write_json(OUT, report)
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
@@ -199,17 +219,20 @@ def draw(runs: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    for name in args.peers.split(","):
+    for name in names_of(args.peers):
         if name not in peers.PEERS:
             parser.error(f"--peers={name} is none of {','.join(peers.PEERS)}")
+    for name in names_of(args.agents):
+        if name not in AGENTS:
+            parser.error(f"--agents={name} is none of {','.join(AGENTS)}")
     report = json.loads(OUT.read_text()) if OUT.exists() else {"runs": {}}
     if not args.figure:
         try:
-            train_peers(args, report)
+            train(args, report)
         except peers.PeerError as error:
             print(error, file=sys.stderr)
             return 1
-    runs = report["runs"] | our_runs(args.seeds)
+    runs = report["runs"]
     if not runs:
         parser.error("nothing is recorded yet; run it without --figure")
     text = table(runs)
@@ -217,7 +240,7 @@ def main(args: argparse.Namespace) -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.with_suffix(".md").write_text(text)
     draw(runs, OUT.with_suffix(".png"))
-    print(f"wrote {OUT.with_suffix('.png').relative_to(sps.ROOT)}")
+    print(f"wrote {os.path.relpath(OUT.with_suffix('.png'))}")
     return 0
 
 

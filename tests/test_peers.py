@@ -202,7 +202,7 @@ def test_the_time_to_a_score_is_that_of_the_first_row_there(
     monkeypatch.setattr(time_to.sps, "ROOT", tmp_path)
     stand_in("able", LEARNS)
     stand_in("lost", LEARNS.replace("i - 20.0", "-20.0"))
-    args = ["--peers=able,lost", "--seeds", "7", "--minutes=0.02"]
+    args = ["--agents=", "--peers=able,lost", "--seeds", "7", "--minutes=0.02"]
     assert time_to.main(time_to.parser.parse_args(args)) == 0
     printed = capsys.readouterr().out
     assert "able, seed 7: --num_envs=8 --seed=7" in printed
@@ -213,12 +213,23 @@ def test_the_time_to_a_score_is_that_of_the_first_row_there(
     assert [38.0, 3800, 18.0] in recorded["curve"]
 
 
+def test_our_agents_are_timed_by_their_logs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(time_to, "OUT", tmp_path / "time_to.json")
+    monkeypatch.setattr(time_to, "ENV", "CartPole-v1")
+    args = ["--agents=monobeast", "--peers=", "--seeds", "3", "--minutes=1"]
+    assert time_to.main(time_to.parser.parse_args(args)) == 0
+    assert "monobeast, seed 3: --env=CartPole-v1 --seed=3" in capsys.readouterr().out
+    run = json.loads((tmp_path / "time_to.json").read_text())["runs"]["monobeast-3"]
+    assert run["curve"][-1][2] >= time_to.SCORE
+    assert 0 < run["curve"][-1][0] < 60
+
+
 def test_a_peer_that_dies_before_the_score_is_no_result(
     stand_in, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(time_to, "OUT", tmp_path / "time_to.json")
     stand_in("broken", "raise SystemExit('out of luck')")
-    args = time_to.parser.parse_args(["--peers=broken", "--seeds", "1"])
+    args = time_to.parser.parse_args(["--agents=", "--peers=broken", "--seeds", "1"])
     assert time_to.main(args) == 1
     assert "out of luck" in capsys.readouterr().err
     assert not (tmp_path / "time_to.json").exists()
