@@ -88,7 +88,7 @@ def curve_of(
                     if rows and time.monotonic() >= told + TELL_S:
                         told = time.monotonic()
                         seconds, steps, mean = rows[-1]
-                        print(f"  {seconds / 60:.1f} minutes, {steps:,} steps: {mean:.1f}", flush=True)  # fmt: skip
+                        print(f"  {seconds / 60:.1f} minutes, {steps:,.0f} steps: {mean:.1f}", flush=True)  # fmt: skip
                     patience_s = 60 * minutes if rows else START_S
                     if time.monotonic() > began + patience_s:
                         break
