@@ -500,7 +500,7 @@ def infer(
 ) -> None:
     """An inference thread: answers batches of actors until the batcher is closed."""
     torch.set_num_threads(flags.inference_threads_cpu)
-    learners.give_way()
+    learners.give_way(only_to_split=True)
     device = flags.actor_device
     generator = torch.Generator(device).manual_seed(seed)
     for batch in batcher:

@@ -529,7 +529,8 @@ class Actors:
                 closable.close()
 
     def _act(self) -> None:
-        learners.give_way()  # So do the threads that it starts.
+        # So do the threads that it starts.
+        learners.give_way(only_to_split=True)
         try:
             self.pool.run()
         except Exception:

@@ -163,6 +163,20 @@ def test_who_gives_way_is_below_the_learner_however_low_that_is():
     assert shown.stdout == "19\n", shown.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no own priority")
+@pytest.mark.parametrize(("num_threads", "nice"), [(1, "0"), (2, "10")])
+def test_a_learner_with_one_thread_needs_nobody_to_give_way(num_threads, nice):
+    code = f"learners.set_num_threads({num_threads}); learners.give_way(only_to_split=True)"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import os, learners; {code}; print(os.nice(0))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert int(shown.stdout) - os.nice(0) == int(nice), shown.stderr
+
+
 def learn_fixed(directory, shares, *args):
     """Reports and weights of learners that share fixed rollouts so."""
     directory.mkdir()
