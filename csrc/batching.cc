@@ -103,9 +103,13 @@ Nest concatenate(std::span<const Piece> pieces, size_t batch_dim, BufferPool& po
     const size_t last = target.shape.rank() - 1;
     int64_t row = 0;
     for (const Piece& piece : pieces) {
-      Array source = piece.item->leaves[i];
-      if (channels_last[i]) source = source.move(last - 2, last);
-      copy_rows(source, piece.begin, piece.end, target, row, batch_dim);
+      const Array& source = piece.item->leaves[i];
+      if (channels_last[i]) {
+        copy_rows(source.move(last - 2, last), piece.begin, piece.end, target, row,
+                  batch_dim);
+      } else {
+        copy_rows(source, piece.begin, piece.end, target, row, batch_dim);
+      }
       row += piece.end - piece.begin;
     }
     if (channels_last[i]) target = target.move(last, last - 2);

@@ -95,21 +95,17 @@ RolloutWriter::RolloutWriter(EnvSpec spec, int64_t unroll_length,
 }
 
 void RolloutWriter::begin_rollout() {
-  env_rows_ = pool_.allocate(env_fields_);
+  env_rows_ = given_rows_ = pool_.allocate(env_fields_);
+  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
+    Array& rows = given_rows_[observation_at_ + i];
+    if (is_moved(i)) rows = rows.move(4, 2);  // [T + 1, K, H, W, C]
+  }
   agent_rows_.clear();
   if (!agent_fields_.empty()) agent_rows_ = pool_.allocate(agent_fields_);
 }
 
 bool RolloutWriter::is_moved(size_t leaf) const {
   return channels_last_ && num_channels(spec_.observation.leaves[leaf]) > 1;
-}
-
-std::vector<Array> RolloutWriter::as_given(std::vector<Array> env_rows) const {
-  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
-    Array& rows = env_rows[observation_at_ + i];
-    if (is_moved(i)) rows = rows.move(4, 2);  // [T + 1, K, H, W, C]
-  }
-  return env_rows;
 }
 
 StepView RolloutWriter::next_row() {
@@ -152,7 +148,7 @@ Nest RolloutWriter::inputs() {
   }
   Nest inputs{inputs_structure_, {}};
   inputs.leaves.reserve(env_rows_.size() + state_.leaves.size());
-  for (const Array& rows : as_given(env_rows_)) {
+  for (const Array& rows : given_rows_) {
     inputs.leaves.push_back(rows.narrow(0, t_, t_ + 1));
   }
   for (const Array& state : state_.leaves) inputs.leaves.push_back(state);
@@ -247,8 +243,8 @@ std::optional<Nest> RolloutWriter::rollout() {
   if (t_ < num_rows_ - 1) return std::nullopt;
   const Structure::Ptr agent_structure = outputs_signature_->structure->at(0).structure;
   std::vector<std::pair<std::string, Nest>> rows;
-  for (const Nest& part : {Nest{env_structure_, as_given(env_rows_)},
-                           Nest{agent_structure, agent_rows_}}) {
+  for (const Nest& part :
+       {Nest{env_structure_, given_rows_}, Nest{agent_structure, agent_rows_}}) {
     for (const std::string& key : part.structure->keys()) {
       rows.emplace_back(key, part.at(key));
     }

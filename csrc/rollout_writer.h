@@ -45,7 +45,6 @@ class RolloutWriter {
   void begin_rollout();
   void check_outputs(const Nest& outputs) const;
   bool is_moved(size_t leaf) const;  // Of the observation: written as [H, W, C].
-  std::vector<Array> as_given(std::vector<Array> env_rows) const;  // As [C, H, W].
 
   const EnvSpec spec_;
   const int64_t num_rows_;  // T + 1
@@ -63,12 +62,12 @@ class RolloutWriter {
 
   int64_t t_ = -1;                   // The current row.
   std::vector<float> busy_seconds_;  // Of each environment, for that row.
-  std::vector<Array> env_rows_;    // This rollout, in the order of env_structure_, and
-                                   // of memory.
-  std::vector<Array> agent_rows_;  // Likewise, of the outputs' dict.
-  Nest start_state_;               // Before row 0.
-  Nest state_;                     // Before the current row; after it, once answered.
-  Nest next_start_state_;          // Before the last row.
+  std::vector<Array> env_rows_;      // This rollout, in the order of env_structure_,
+  std::vector<Array> given_rows_;    // and as it is given out: images [C, H, W].
+  std::vector<Array> agent_rows_;    // Likewise, of the outputs' dict.
+  Nest start_state_;                 // Before row 0.
+  Nest state_;                       // Before the current row; after it, once answered.
+  Nest next_start_state_;            // Before the last row.
 };
 
 }  // namespace beast

@@ -164,7 +164,7 @@ def test_who_gives_way_is_below_the_learner_however_low_that_is():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no own priority")
-@pytest.mark.parametrize(("num_threads", "nice"), [(1, "0"), (2, "10")])
+@pytest.mark.parametrize(("num_threads", "nice"), [(1, 0), (2, 10)])
 def test_a_learner_with_one_thread_needs_nobody_to_give_way(num_threads, nice):
     code = f"learners.set_num_threads({num_threads}); learners.give_way(only_to_split=True)"
     shown = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_learner_with_one_thread_needs_nobody_to_give_way(num_threads, nice):
         text=True,
         timeout=60,
     )
-    assert int(shown.stdout) - os.nice(0) == int(nice), shown.stderr
+    assert int(shown.stdout) - os.nice(0) == nice, shown.stderr
 
 
 def learn_fixed(directory, shares, *args):

@@ -123,7 +123,6 @@ TEST(images_that_are_channels_last_stay_so) {
   BatchingQueue::Options options;
   options.sizes = {1, 3, 3, {}};
   BatchingQueue queue(options);
-  std::vector<uint8_t> expected;
   const Array memory = counting<uint8_t>({2, 4, 3, 5, 2});  // [T, B, H, W, C]
   const Array images = memory.move(4, 2);
   queue.enqueue(Nest::leaf(images.narrow(1, 0, 1)));

@@ -105,8 +105,7 @@ class Gate {
 //   heard   the action that it was just given; -1 at first
 //   stream  the number of its stream
 //   flags   bool: whether the frame is odd, and whether it is even
-//   window  the last kWindow frames of the episode, each as two bytes: the frame's
-//   number
+//   window  the last kWindow frames of the episode, each as two bytes: its number
 //           modulo 256 and k; where there were fewer, the first of them again
 //
 // A step earns the action's value.
