@@ -49,10 +49,11 @@ def keep_freed_memory() -> None:
     """Has malloc keep what is freed for the next update, which wants the same again.
 
     Else each update gets its memory from the kernel page by page: a tenth of its time.
-    All threads take from one heap, as that of another thread is given back when empty.
-    It lies in huge pages where the kernel has them: with small ones, which may fall on
-    one another in the cache, the same update took 0.68 to 0.85 ms a step from run to
-    run, with huge ones 0.70 to 0.76.
+    Few heaps, as those of threads are given back when empty; but not one for all, which
+    made polybeast 1 to 3 % slower on Pong: threads got what another had just used.
+    The first heap lies in huge pages where the kernel has them: with small ones, which
+    may fall on one another in the cache, the same update took 0.68 to 0.85 ms a step from
+    run to run, with huge ones 0.70 to 0.76.
     """
     if sys.platform != "linux":
         return
@@ -62,7 +63,7 @@ def keep_freed_memory() -> None:
     trim_threshold, top_pad, mmap_threshold, arena_max = -1, -2, -3, -8
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 32 << 20)  # The largest that glibc takes.
-    libc.mallopt(arena_max, 1)
+    libc.mallopt(arena_max, 4)
     # The heap grows at once by what updates will want (addresses; pages come when they
     # are touched), as advice holds only for what is there.
     libc.mallopt(top_pad, 1 << 30)

@@ -138,7 +138,20 @@ def measure_all(
         "ideal": ideal,
         "runs": runs,
         "ratios": {a: median_of(runs[a], "rate") / ideal for a in agents},
+        # Run by run, as the machine may change its speed meanwhile.
+        "beside": {a: over_limits_beside(runs, seen, a) for a in agents},
     }
+
+
+def over_limits_beside(
+    runs: dict[str, list[dict[str, float]]], seen: list[dict[str, Any]], agent: str
+) -> list[float]:
+    """Each run's rate over the mean of the limits measured just before and after it."""
+    first = list(runs).index(agent)
+    return [
+        run["rate"] / statistics.mean(limit["ideal"] for limit in seen[i : i + 2])
+        for i, run in zip(range(first, len(seen), len(runs)), runs[agent], strict=False)
+    ]
 
 
 def table(report: dict[str, Any]) -> str:
@@ -162,6 +175,12 @@ def table(report: dict[str, Any]) -> str:
             f"{max(rates):.0f}) | {report['ratios'][agent]:.2f} | "
             f"{median_of(runs, 'cpu_ms'):.2f} | {median_of(runs, 'pss_mb'):.0f} MB | "
             f"{foreign:.0%}{mark} |"
+        )
+    lines += [""] * ("beside" in report)
+    for agent, ratios in report.get("beside", {}).items():
+        lines.append(
+            f"- {agent} is at {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+            f"{max(ratios):.3f}) of the limits measured just before and after each run."
         )
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from benchmarks import measure
+from benchmarks import measure, sps
 from tests.conftest import ROOT, free_port
 
 BURN = "import os, time; end = time.time() + 20; print(os.getpid(), flush=True)\nwhile time.time() < end: pass"  # fmt: skip
@@ -69,9 +69,19 @@ def test_limits_and_rates_of_a_short_run(tmp_path):
     assert 0 < run["cpu_ms"] < 1e3
     assert 50 < run["pss_mb"] < 5000
     assert report["ideal"] > 0
+    mean = sum(report["ideals"]) / 2
     assert report["ratios"]["monobeast"] == run["rate"] / report["ideal"]
+    assert report["beside"]["monobeast"][0] == pytest.approx(run["rate"] / mean)
     assert "| monobeast |" in text
+    assert "just before and after each run" in text
     assert "environment, as it comes" in text
+
+
+def test_a_run_is_compared_with_the_limits_beside_it():
+    limits = [{"ideal": ideal} for ideal in (90, 110, 200, 200, 300)]
+    runs = {"a": [{"rate": 50}, {"rate": 100}], "b": [{"rate": 155}, {"rate": 125}]}
+    assert sps.over_limits_beside(runs, limits, "a") == [0.5, 0.5]
+    assert sps.over_limits_beside(runs, limits, "b") == [1.0, 0.5]
 
 
 def test_scaling_of_short_runs(tmp_path):
