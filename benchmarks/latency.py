@@ -172,6 +172,7 @@ def measure_rate(own: argparse.Namespace, envs: int, ms: float, rest: list[str])
 
 
 def main() -> None:
+    measure.exit_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

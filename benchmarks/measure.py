@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import platform
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,11 @@ from typing import Any
 TICKS = os.sysconf("SC_CLK_TCK")
 # A figure is called clean if others had less than this share of the machine meanwhile.
 DISTURBED = 0.03
+
+
+def exit_on_sigterm() -> None:
+    """Has `kill` end a benchmark as Ctrl-C does, and with it what it had started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def tree(pid: int) -> list[int]:

@@ -371,6 +371,7 @@ def check(own: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    measure.exit_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

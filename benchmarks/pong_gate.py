@@ -139,6 +139,7 @@ def print_report(report: dict[str, Any], threshold: float) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    measure.exit_on_sigterm()
     claims = results.load_claims()
     claim = claims.get(args.claim)
     if claim is None or claim.threshold is None:

@@ -132,6 +132,7 @@ def int_list(text: str) -> list[int]:
 
 
 def main() -> None:
+    measure.exit_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -186,6 +186,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    measure.exit_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -219,6 +219,7 @@ def draw(runs: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    measure.exit_on_sigterm()
     for name in names_of(args.peers):
         if name not in peers.PEERS:
             parser.error(f"--peers={name} is none of {','.join(peers.PEERS)}")

@@ -335,6 +335,7 @@ def int_list(text: str) -> list[int]:
 
 
 def main() -> None:
+    machine.exit_on_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the benchmarks measure what they say, not how fast anything is."""
 
+import contextlib
 import json
 import os
+import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +78,32 @@ def test_limits_and_rates_of_a_short_run(tmp_path):
     assert "| monobeast |" in text
     assert "just before and after each run" in text
     assert "environment, as it comes" in text
+
+
+def test_a_benchmark_that_is_killed_ends_what_it_started():
+    flags = ["--agents=monobeast", "--limit_seconds=0.1", "--env=CartPole-v1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.sps", *flags],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(measure.tree(process.pid)) < 3:  # The agent and its actors.
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        started = measure.tree(process.pid)[1:]
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        while any(pathlib.Path(f"/proc/{pid}").exists() for pid in started):
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.1)
+    finally:
+        for pid in measure.tree(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_a_run_is_compared_with_the_limits_beside_it():
