@@ -50,7 +50,7 @@ def keep_freed_memory() -> None:
 
     Else each update gets its memory from the kernel page by page: a tenth of its time.
     Few heaps, as those of threads are given back when empty; but not one for all, which
-    made polybeast 1 to 3 % slower on Pong: threads got what another had just used.
+    made polybeast 1 to 3 % slower on Pong, presumably as threads got what others just had.
     The first heap lies in huge pages where the kernel has them: with small ones, which
     may fall on one another in the cache, the same update took 0.68 to 0.85 ms a step from
     run to run, with huge ones 0.70 to 0.76.
