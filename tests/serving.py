@@ -5,6 +5,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import time
 
 import libbeast
 import numpy as np
@@ -130,9 +131,14 @@ class Acting:
         return map_nest(np.asarray, next(self.queue))
 
     def wait_for_error(self, seconds=20):
-        """What run() raises, which must end by itself."""
-        self.threads[0].join(timeout=seconds)
-        assert not self.is_running(), self.pool.stats()
+        """What run() raises, which must end by itself while the learner learns."""
+        deadline = time.monotonic() + seconds
+        while self.is_running():
+            assert time.monotonic() < deadline, self.pool.stats()
+            # A full queue would hold the streams, and none would miss its server.
+            if self.queue.size() >= self.num_envs:
+                next(self.queue)
+            self.threads[0].join(timeout=0.01)
         assert self.error is not None
         error, self.error = self.error, None
         return error
