@@ -22,6 +22,12 @@ inline void sleep_if_interpreter_ends() {
   while (interpreter_ends() && ending_thread != PyThread_get_thread_ident()) pause();
 }
 
+// Not PyGILState_Check(), which says yes to every thread once the interpreter is gone.
+inline bool has_gil() {
+  const PyThreadState* mine = PyGILState_GetThisThreadState();
+  return mine != nullptr && mine == pybind11::detail::get_thread_state_unchecked();
+}
+
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -38,7 +44,8 @@ class WithoutGil {
 class WithGil {
  public:
   WithGil() {
-    sleep_if_interpreter_ends();
+    // Who sleeps with the GIL keeps the interpreter from ending.
+    if (!has_gil()) sleep_if_interpreter_ends();
     state_ = PyGILState_Ensure();
   }
   ~WithGil() { PyGILState_Release(state_); }

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -57,6 +58,19 @@ def wait_for(condition, what, seconds=60):
         time.sleep(0.05)
     shown = what() if callable(what) else what
     raise AssertionError(f"{shown}: not within {seconds} s")
+
+
+def run_python(script, *args, seconds=20):
+    """What the script prints in a Python of its own, which must end well."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def read_logs(path):

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue and batcher from Python: nests, memory, waiting, closing, errors."""
+"""Queue and batcher from Python: nests, memory, closing, errors."""
 
 import ast
 import gc
-import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 import time
 import weakref
 
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT, wait_for
+from tests.conftest import ROOT, run_python, wait_for
 from tests.serving import Call
 
 DTYPES = [
@@ -324,19 +322,6 @@ def test_numpy_comes_out_where_torch_is_not_loaded():
     run_python(script)
 
 
-def run_python(script, *args, seconds=20):
-    """What the script prints in a Python of its own, which must end well."""
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def test_the_core_brings_no_protobuf_library():
     """It once crashed beside another one, of grpcio-tools, in the process."""
     assert "libprotobuf" not in pathlib.Path("/proc/self/maps").read_text()
@@ -597,135 +582,27 @@ def test_a_batch_iterator_cannot_be_made_by_hand():
         next(type(iter(libbeast.DynamicBatcher()))())
 
 
-# Waiting.
+def test_many_threads_get_their_own_answers():
+    batcher = libbeast.DynamicBatcher(batch_dim=0, maximum_batch_size=5)
+
+    def infer():
+        for batch in batcher:
+            batch.set_outputs(batch.get_inputs() * 2)
+
+    def ask(number):
+        for i in range(50):
+            rows = np.full(1 + i % 3, number * 1000 + i)
+            np.testing.assert_array_equal(batcher.compute(rows), rows * 2)
+
+    inference = [Call(infer) for _ in range(2)]
+    for call in [Call(ask, number) for number in range(6)]:
+        call.result(30)
+    batcher.close()
+    for call in inference:
+        call.result()
 
 
-def test_ctrl_c_ends_every_wait_of_the_main_thread(tmp_path):
-    script = """
-        import json, os, signal, sys, threading, time
-        import numpy as np
-        import libbeast
-        from tests.envs import Counting
-
-        # A shell's background job, which CI may be, is born with SIGINT ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        full = libbeast.BatchingQueue(batch_dim=0, maximum_queue_size=1)
-        full.enqueue(np.zeros(1))
-        queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
-        address = f"unix:{sys.argv[1]}/none"
-        waits = {
-            "queue": lambda: list(queue),
-            "batcher": lambda: list(batcher),
-            "compute": lambda: batcher.compute(np.zeros((1, 1))),
-            "enqueue": lambda: full.enqueue(np.zeros(1)),
-            "server": libbeast.Server(Counting, f"unix:{sys.argv[1]}/env").run,
-            "pool": libbeast.ActorPool(1, queue, batcher, [address]).run,
-            "probe": lambda: libbeast.probe(address),
-        }
-        seconds = {}
-        for name, wait in waits.items():
-            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            began = time.monotonic()
-            try:
-                wait()
-            except KeyboardInterrupt:
-                seconds[name] = time.monotonic() - began
-            timer.join(timeout=10)
-        print(json.dumps(seconds))
-    """
-    seconds = json.loads(run_python(script, str(tmp_path)))
-    names = ["queue", "batcher", "compute", "enqueue", "server", "pool", "probe"]
-    assert list(seconds) == names
-    assert max(seconds.values()) < 1.2, seconds
-    assert not (tmp_path / "env").exists()
-
-
-def test_a_process_ends_as_it_wants_while_daemon_threads_wait():
-    script = """
-        import sys, threading, time
-        import numpy as np
-        import libbeast
-        from tests.envs import Counting
-
-        def begin(function, *args):
-            threading.Thread(target=function, args=args, daemon=True).start()
-
-        full = libbeast.BatchingQueue(batch_dim=0, maximum_queue_size=1)
-        full.enqueue(np.zeros(1))
-        begin(full.enqueue, np.zeros(1))
-        begin(list, libbeast.BatchingQueue())
-        begin(libbeast.DynamicBatcher().compute, np.zeros((1, 1)))
-
-        server = libbeast.Server(Counting, "localhost:0")
-        begin(libbeast.Server(Counting, "localhost:0").run)
-        server.start()
-        queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
-        pool = libbeast.ActorPool(1, queue, batcher, [server.address()] * 2)
-        begin(pool.run)
-        begin(list, queue)
-
-        def infer():
-            for batch in batcher:
-                rows, state = batch.get_inputs()
-                action = np.zeros_like(rows["last_action"])
-                batch.set_outputs(({"action": action}, state))
-
-        begin(infer)
-        deadline = time.monotonic() + 10
-        while pool.count() < 100 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        print(pool.count(), flush=True)
-        sys.exit(3)
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert result.returncode == 3, result.stderr
-    assert int(result.stdout) >= 100
-    assert "terminate" not in result.stderr
-
-
-def count_for(seconds):
-    """How far a thread counts that wants the GIL all the time."""
-    count, end = 0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        count += 1
-    return count
-
-
-def test_waiting_threads_leave_python_to_others():
-    """A thread that counts keeps 90 % of its speed while eight wait."""
-
-    def ratio():
-        alone = count_for(0.08)
-        full = libbeast.BatchingQueue(batch_dim=0, maximum_queue_size=1)
-        full.enqueue(np.zeros(1))
-        empty = libbeast.BatchingQueue()
-        batcher = libbeast.DynamicBatcher(minimum_batch_size=9, timeout_ms=None)
-        calls = [Call(list, waited) for waited in (empty, empty, batcher)]
-        calls += [Call(batcher.compute, np.zeros((1, 1))) for _ in range(3)]
-        calls += [Call(full.enqueue, np.zeros(1)) for _ in range(2)]
-        wait_for(lambda: batcher.size() == 3, "waiting threads")
-        together = count_for(0.08)
-        assert all(call.is_alive() for call in calls)
-        for closing in (empty, full, batcher):
-            closing.close()
-        for call in calls:
-            call.join(timeout=10)
-            assert not call.is_alive()
-        return together / alone
-
-    # The best of some tries: this machine has other things to do, too.
-    ratios = []
-    while len(ratios) < 8 and max(ratios, default=0) < 0.9:
-        ratios.append(ratio())
-    assert max(ratios) >= 0.9, ratios
+# What is said of it.
 
 
 def test_the_stub_names_what_the_module_has():
@@ -756,26 +633,6 @@ def test_the_stub_names_what_the_module_has():
     classes = {item.name for item in stub.body if hasattr(item, "name")}
     public = {name for name in vars(libbeast) if not name.startswith("_")}
     assert {name for name in classes if not name.startswith("_")} == public
-
-
-def test_many_threads_get_their_own_answers():
-    batcher = libbeast.DynamicBatcher(batch_dim=0, maximum_batch_size=5)
-
-    def infer():
-        for batch in batcher:
-            batch.set_outputs(batch.get_inputs() * 2)
-
-    def ask(number):
-        for i in range(50):
-            rows = np.full(1 + i % 3, number * 1000 + i)
-            np.testing.assert_array_equal(batcher.compute(rows), rows * 2)
-
-    inference = [Call(infer) for _ in range(2)]
-    for call in [Call(ask, number) for number in range(6)]:
-        call.result(30)
-    batcher.close()
-    for call in inference:
-        call.result()
 
 
 def test_the_program_in_the_docs_runs():
