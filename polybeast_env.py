@@ -112,6 +112,7 @@ g.add_argument(
     "--nice", default=0, type=int, help="so much lower is the servers' priority"
 )
 g.add_argument("--until_stdin_closes", default=False, action=yes_no, help="end with the process that holds the other end of stdin")  # fmt: skip
+g.add_argument("--ready_fd", type=int, help="file descriptor that gets a line once all servers listen")  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:
@@ -381,11 +382,13 @@ def main(flags: argparse.Namespace) -> int:
             while not stopping.is_set():
                 servers.watch()
                 if not is_announced and None not in servers.listening_since:
-                    print(
-                        f"{flags.num_servers} servers listen; {next_step(flags)}",
-                        flush=True,
-                    )
                     is_announced = True
+                    if flags.ready_fd is None:
+                        listening = f"{flags.num_servers} servers listen"
+                        print(f"{listening}; {next_step(flags)}", flush=True)
+                    else:  # Our parent knows how to go on.
+                        with open(flags.ready_fd, "w") as ready:
+                            ready.write("ready\n")
     except RuntimeError as error:
         log.error("%s", error)
         return 1

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import gymnasium as gym
 import libbeast
@@ -101,33 +101,40 @@ class LocalServers:
             command.append(f"--{name}={getattr(flags, name)}")
         root = str(pathlib.Path(polybeast_env.__file__ or "").parent.resolve())
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.process = subprocess.Popen(
-            [*command, "--until_stdin_closes"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # A Ctrl-C is for us alone; we end them in turn.
-        )
-        try:
-            self._wait_until_they_listen()
-        except BaseException:
-            self.__exit__()
-            raise
+        # Readiness has a pipe of its own. stdout belongs to the environments, which may
+        # print without end: a pipe there would fill up and block them.
+        ready, theirs = os.pipe()
+        with open(ready, "rb") as pipe:
+            try:
+                self.process = subprocess.Popen(
+                    [*command, "--until_stdin_closes", f"--ready_fd={theirs}"],
+                    stdin=subprocess.PIPE,
+                    stdout=2,
+                    pass_fds=[theirs],
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                    start_new_session=True,  # Ctrl-C is for us; we end them in turn.
+                )
+            finally:
+                os.close(theirs)
+            try:
+                self._wait_until_they_listen(pipe)
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
-    def _wait_until_they_listen(self) -> None:
+    def _wait_until_they_listen(self, pipe: IO[bytes]) -> None:
         assert self.process
-        assert self.process.stdout
         deadline = time.monotonic() + self.flags.connect_timeout_s
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(pipe, selectors.EVENT_READ)
             while not selector.select(timeout=0.5):
                 if time.monotonic() > deadline:
                     raise UserError(
                         "the environment servers did not listen within "
                         f"--connect_timeout_s={self.flags.connect_timeout_s:g}"
                     )
-        if not self.process.stdout.readline():
+        if not pipe.readline():
             self.process.wait(timeout=30)
             self.check()
 
@@ -171,7 +178,6 @@ class LocalServers:
     def __exit__(self, *unused_exc: Any) -> None:
         if self.process:
             assert self.process.stdin
-            assert self.process.stdout
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
             try:
@@ -179,7 +185,6 @@ class LocalServers:
             except subprocess.TimeoutExpired:
                 self.kill()
                 self.process.wait()
-            self.process.stdout.close()
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -207,6 +212,8 @@ def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
                 raise UserError(f"--server_addresses: {error}") from error
             except RuntimeError as error:
                 last = str(error).strip().splitlines()[-1]
+                if "Traceback" not in str(error):
+                    raise UserError(f"--env={flags.env}: {last}") from error
                 raise UserError(
                     f"the environment cannot be made, see --env: {last}\n{error}"
                 ) from error
@@ -241,6 +248,8 @@ def to_space(spec: Any) -> gym.Space:
         return gym.spaces.Tuple([to_space(part) for part in spec])
     if spec.num_values:
         return gym.spaces.Discrete(spec.num_values, start=spec.start)
+    if spec.low is not None and spec.high is not None and spec.dtype != "bool":
+        return gym.spaces.Box(spec.low, spec.high, spec.shape, spec.low.dtype.type)
     # numpy has no bfloat16.
     dtype = np.dtype("float32" if spec.dtype == "bfloat16" else spec.dtype)
     low: float
@@ -255,19 +264,19 @@ def to_space(spec: Any) -> gym.Space:
 
 
 def sorted_space(space: gym.Space) -> gym.Space:
-    """space with the keys of Dicts in the order in which they come over the wire."""
+    """space with Dicts as they come over the wire: keys are strings, and sorted."""
     if isinstance(space, gym.spaces.Dict):
-        parts = {key: sorted_space(space[key]) for key in sorted(space)}
-        return gym.spaces.Dict(parts)
+        keys = sorted(space, key=str)
+        return gym.spaces.Dict({str(key): sorted_space(space[key]) for key in keys})
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([sorted_space(part) for part in space])
     return space
 
 
 def sorted_nest(nest: Any) -> Any:
-    """nest with the keys of dicts in that order."""
+    """nest with the keys of dicts likewise."""
     if isinstance(nest, dict):
-        return {key: sorted_nest(nest[key]) for key in sorted(nest)}
+        return {str(key): sorted_nest(nest[key]) for key in sorted(nest, key=str)}
     if isinstance(nest, tuple):
         return tuple(sorted_nest(part) for part in nest)
     return nest
@@ -533,12 +542,14 @@ class Actors:
         learners.give_way(only_to_split=True)
         try:
             self.pool.run()
-        except Exception:
+        except Exception as error:
             # Where inference is the cause, its own error says more.
             with contextlib.suppress(RuntimeError):
                 self.inference_batcher.close()
             for thread in self.inference_threads:
                 thread.join(timeout=5)
+            if isinstance(error, RuntimeError | ConnectionError):
+                raise UserError(str(error)) from error  # Of servers: it names them.
             raise
 
     def _fetch(self) -> None:
