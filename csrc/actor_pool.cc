@@ -181,6 +181,9 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     } catch (const ServerFailure& error) {
       context_->TryCancel();  // It should end the call now, but who knows.
       fail_stream("the environment raised:\n" + std::string(error.what()));
+    } catch (const RolloutWriter::BadRow& error) {
+      context_->TryCancel();
+      fail_stream(error.what());
     } catch (const VersionError& error) {
       fail_run(
           std::make_exception_ptr(ConnectionError(address_ + ": " + error.what())));
@@ -314,6 +317,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   void on_step() {
     ReceivedMessage message(received_);
     decode_step(message.reader(), writer_->next_row());
+    writer_->check_next_row();
     pool_.environment_ns += static_cast<int64_t>(1e9 * writer_->busy_seconds());
     if (had_step_) pool_.num_steps += writer_->spec().num_envs;
     had_step_ = true;

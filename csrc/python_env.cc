@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 
 #include <cstring>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -99,47 +100,82 @@ void add_leaf(py::handle space, const std::string& where, Space& out) {
   out.leaves.push_back(std::move(leaf));
 }
 
+// What a Dict calls its parts in Python, in the order of its Structure, whose keys are
+// these as strings: a key may be a number. Destroyed with the GIL held.
+struct Keys {
+  std::vector<py::object> keys;  // Empty in a Tuple.
+  std::vector<Keys> children;
+};
+
+// Whether type or a base of it has that name; gymnasium need not be installed here.
+bool has_base(py::handle type, const std::string& name) {
+  for (py::handle base : type.attr("__mro__")) {
+    if (base.attr("__module__").cast<std::string>() + "." +
+            base.attr("__name__").cast<std::string>() ==
+        name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// A sample of gymnasium's OneOf is (index, sample of that space), no tuple of them all.
+bool is_one_of(py::handle space) {
+  return has_base(py::type::of(space), "gymnasium.spaces.oneof.OneOf");
+}
+
 Structure::Ptr add_space(py::handle space, const std::string& where, int depth,
-                         Space& out) {
+                         Space& out, Keys& keys) {
   if (depth > Structure::kMaxDepth) throw std::invalid_argument(where + " is too deep");
   py::object spaces = py::getattr(space, "spaces", py::none());
+  if (spaces.is_none() || is_one_of(space)) {
+    add_leaf(space, where, out);
+    return Structure::leaf();
+  }
   if (PyTuple_Check(spaces.ptr()) || PyList_Check(spaces.ptr())) {
     std::vector<Structure::Ptr> children;
     for (py::handle child : spaces) {
       const std::string index = "[" + std::to_string(children.size()) + "]";
-      children.push_back(add_space(child, where + index, depth + 1, out));
+      children.push_back(add_space(child, where + index, depth + 1, out,
+                                   keys.children.emplace_back()));
     }
     return Structure::tuple(std::move(children));
   }
-  if (!spaces.is_none()) {
-    py::list keys = py::module_::import("builtins").attr("sorted")(spaces);
-    std::vector<std::pair<std::string, Structure::Ptr>> children;
-    for (py::handle key : keys) {
-      if (!py::isinstance<py::str>(key)) {
-        throw std::invalid_argument(where + " has a key that is no string: " +
-                                    py::repr(key).cast<std::string>());
-      }
-      const auto name = key.cast<std::string>();
-      children.emplace_back(name,
-                            add_space(spaces[key], where + "." + name, depth + 1, out));
+  std::map<std::string, py::object> by_name;
+  for (py::handle key : spaces) {
+    const auto name = py::str(key).cast<std::string>();
+    if (!by_name.emplace(name, py::reinterpret_borrow<py::object>(key)).second) {
+      throw std::invalid_argument(where + " has two keys that read \"" + name +
+                                  "\"; rename one of them");
     }
-    return Structure::dict(std::move(children));
   }
-  add_leaf(space, where, out);
-  return Structure::leaf();
+  std::vector<std::pair<std::string, Structure::Ptr>> children;
+  for (const auto& [name, key] : by_name) {
+    keys.keys.push_back(key);
+    children.emplace_back(name, add_space(spaces[key], where + "." + name, depth + 1,
+                                          out, keys.children.emplace_back()));
+  }
+  return Structure::dict(std::move(children));
 }
 
-Space make_space(py::handle space, const std::string& where) {
-  Space out;
-  out.structure = add_space(space, where, 0, out);
-  if (out.leaves.empty()) throw std::invalid_argument(where + " is empty");
+struct PythonSpace {
+  Space space;
+  Keys keys;
+};
+
+PythonSpace make_space(py::handle space, const std::string& where) {
+  PythonSpace out;
+  out.space.structure = add_space(space, where, 0, out.space, out.keys);
+  if (out.space.leaves.empty()) throw std::invalid_argument(where + " is empty");
   return out;
 }
 
 // Puts observations into messages, leaf by leaf.
 class ObservationWriter {
  public:
-  explicit ObservationWriter(const Space& space) : space_(space) {
+  explicit ObservationWriter(PythonSpace from)
+      : space_(std::move(from.space)), keys_(std::move(from.keys)) {
+    const Space& space = space_;
     for (size_t i = 0; i < space.leaves.size(); ++i) {
       dtypes_.push_back(dtype_to_numpy(space.leaves[i].dtype));
       const std::string path = space.structure->path(i);
@@ -148,10 +184,12 @@ class ObservationWriter {
     }
   }
 
+  const Space& space() const { return space_; }
+
   // Row k of observation, a nest like the space: of one environment.
   void write_one(py::handle observation, int64_t k, const EnvOutput& output) const {
     size_t leaf = 0;
-    walk(*space_.structure, observation, leaf, [&](size_t i, py::handle value) {
+    walk(*space_.structure, keys_, observation, leaf, [&](size_t i, py::handle value) {
       const LeafSpace& space = space_.leaves[i];
       put(i, value, space.shape, output.observation[i] + k * space.num_bytes());
     });
@@ -161,7 +199,7 @@ class ObservationWriter {
   void write_all(py::handle observation, int64_t num_envs,
                  const EnvOutput& output) const {
     size_t leaf = 0;
-    walk(*space_.structure, observation, leaf, [&](size_t i, py::handle value) {
+    walk(*space_.structure, keys_, observation, leaf, [&](size_t i, py::handle value) {
       Shape shape = space_.leaves[i].shape;
       shape.insert(0, num_envs);
       put(i, value, shape, output.observation[i]);
@@ -174,7 +212,7 @@ class ObservationWriter {
         PyDict_Check(observations.ptr()) || PyTuple_Check(observations.ptr());
     if (!is_nest) return write_one(observations[py::int_(k)], k, output);
     size_t leaf = 0;
-    walk(*space_.structure, observations, leaf, [&](size_t i, py::handle value) {
+    walk(*space_.structure, keys_, observations, leaf, [&](size_t i, py::handle value) {
       const LeafSpace& space = space_.leaves[i];
       put(i, py::object(value[py::int_(k)]), space.shape,
           output.observation[i] + k * space.num_bytes());
@@ -183,7 +221,8 @@ class ObservationWriter {
 
  private:
   template <class Fn>
-  void walk(const Structure& structure, py::handle value, size_t& leaf, Fn fn) const {
+  void walk(const Structure& structure, const Keys& keys, py::handle value,
+            size_t& leaf, Fn fn) const {
     switch (structure.kind()) {
       case Structure::Kind::kLeaf:
         fn(leaf, value);
@@ -191,16 +230,32 @@ class ObservationWriter {
         return;
       case Structure::Kind::kTuple:
         for (size_t i = 0; i < structure.children().size(); ++i) {
-          walk(*structure.children()[i], py::object(value[py::int_(i)]), leaf, fn);
+          walk(*structure.children()[i], keys.children[i],
+               part(value, py::int_(i), leaf), leaf, fn);
         }
         return;
       case Structure::Kind::kDict:
         for (size_t i = 0; i < structure.keys().size(); ++i) {
-          walk(*structure.children()[i],
-               py::object(value[py::str(structure.keys()[i])]), leaf, fn);
+          walk(*structure.children()[i], keys.children[i],
+               part(value, keys.keys[i], leaf), leaf, fn);
         }
         return;
     }
+  }
+
+  // value[key], where the leaf is found.
+  py::object part(py::handle value, const py::object& key, size_t leaf) const {
+    PyObject* found = PyObject_GetItem(value.ptr(), key.ptr());
+    if (found != nullptr) return py::reinterpret_steal<py::object>(found);
+    const py::error_already_set error;
+    throw std::invalid_argument(names_[leaf] + " is missing: no " +
+                                py::repr(key).cast<std::string>() + " in " +
+                                shortened(py::repr(value).cast<std::string>()));
+  }
+
+  static std::string shortened(std::string text) {
+    constexpr size_t kMost = 300;
+    return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
   }
 
   void put(size_t leaf, py::handle value, const Shape& shape, std::byte* target) const {
@@ -231,7 +286,8 @@ class ObservationWriter {
     std::memcpy(target, array.data(), shape.num_elements() * itemsize(space.dtype));
   }
 
-  const Space& space_;
+  const Space space_;
+  const Keys keys_;
   std::vector<py::dtype> dtypes_;
   std::vector<std::string> names_;
 };
@@ -239,7 +295,10 @@ class ObservationWriter {
 // Makes actions for Python from the bytes of [K, *shape].
 class ActionReader {
  public:
-  explicit ActionReader(const Space& space) : space_(space) {}
+  explicit ActionReader(PythonSpace from)
+      : space_(std::move(from.space)), keys_(std::move(from.keys)) {}
+
+  const Space& space() const { return space_; }
 
   py::object one(const std::vector<const std::byte*>& actions, int64_t k) const {
     return build(*space_.structure, [&](size_t leaf) -> py::object {
@@ -270,28 +329,30 @@ class ActionReader {
   template <class Fn>
   py::object build(const Structure& structure, Fn make_leaf) const {
     size_t leaf = 0;
-    return build(structure, leaf, make_leaf);
+    return build(structure, keys_, leaf, make_leaf);
   }
 
   template <class Fn>
-  py::object build(const Structure& structure, size_t& leaf, Fn make_leaf) const {
+  py::object build(const Structure& structure, const Keys& keys, size_t& leaf,
+                   Fn make_leaf) const {
     if (structure.kind() == Structure::Kind::kLeaf) return make_leaf(leaf++);
     if (structure.kind() == Structure::Kind::kTuple) {
       py::tuple tuple(structure.children().size());
       for (size_t i = 0; i < structure.children().size(); ++i) {
-        tuple[i] = build(*structure.children()[i], leaf, make_leaf);
+        tuple[i] = build(*structure.children()[i], keys.children[i], leaf, make_leaf);
       }
       return tuple;
     }
     py::dict dict;
     for (size_t i = 0; i < structure.keys().size(); ++i) {
-      dict[py::str(structure.keys()[i])] =
-          build(*structure.children()[i], leaf, make_leaf);
+      dict[keys.keys[i]] =
+          build(*structure.children()[i], keys.children[i], leaf, make_leaf);
     }
     return dict;
   }
 
-  const Space& space_;
+  const Space space_;
+  const Keys keys_;
 };
 
 py::tuple check_tuple(py::object result, size_t size, const char* method) {
@@ -305,6 +366,12 @@ py::tuple check_tuple(py::object result, size_t size, const char* method) {
       " as in gymnasium, got something else; make environments of the old gym by "
       "gymnasium.make(\"GymV26Environment-v0\", env=...) of shimmy");
 }
+
+// Whether the game ended with the episode. The name is ours alone, as environments have
+// keys of their own; atari_wrappers.GAME_OVER is the same. A vector environment's mask
+// tells who said it: gymnasium fills in False for the others.
+constexpr char kGameOver[] = "chimera/game_over";
+constexpr char kGameOverMask[] = "_chimera/game_over";
 
 // The value of a key in an info dict, or null.
 py::handle info_get(py::handle info, const char* key) {
@@ -339,11 +406,12 @@ class PlainEnvironments : public Environment {
     }
     ended_.resize(num_envs);
     spec_.num_envs = num_envs;
-    spec_.observation = make_space(envs_[0].attr("observation_space"), "observation");
-    spec_.action = make_space(envs_[0].attr("action_space"), "action");
+    observations_.emplace(
+        make_space(envs_[0].attr("observation_space"), "observation"));
+    actions_.emplace(make_space(envs_[0].attr("action_space"), "action"));
+    spec_.observation = observations_->space();
+    spec_.action = actions_->space();
     spec_.description = describe(envs_[0]);
-    observations_.emplace(spec_.observation);
-    actions_.emplace(spec_.action);
   }
 
   ~PlainEnvironments() override {
@@ -352,6 +420,7 @@ class PlainEnvironments : public Environment {
     envs_.clear();
     steps_.clear();
     observations_.reset();
+    actions_.reset();
   }
 
   const EnvSpec& spec() const override { return spec_; }
@@ -394,13 +463,18 @@ class PlainEnvironments : public Environment {
     auto item = [&](int i) { return PyTuple_GET_ITEM(result.ptr(), i); };
     observations_->write_one(item(0), k, output);
     const double reward = PyFloat_AsDouble(item(1));
-    if (reward == -1 && PyErr_Occurred()) throw py::error_already_set();
+    if (reward == -1 && PyErr_Occurred()) {
+      const py::error_already_set error;
+      throw std::invalid_argument("step() of the environment gave the reward " +
+                                  py::repr(item(1)).cast<std::string>() +
+                                  ": expected a number");
+    }
     output.reward[k] = static_cast<float>(reward);
     output.terminated[k] = is_true(item(2));
     output.truncated[k] = is_true(item(3));
     ended_[k] = output.terminated[k] || output.truncated[k];
     if (!ended_[k]) return;
-    const py::handle game_over = info_get(item(4), "game_over");
+    const py::handle game_over = info_get(item(4), kGameOver);
     output.game_over[k] = !game_over || is_true(game_over);
   }
 
@@ -435,12 +509,12 @@ class VectorEnvironment : public Environment {
                                   std::to_string(spec_.num_envs));
     }
     mode_ = read_mode();
-    spec_.observation =
-        make_space(env_.attr("single_observation_space"), "observation");
-    spec_.action = make_space(env_.attr("single_action_space"), "action");
+    observations_.emplace(
+        make_space(env_.attr("single_observation_space"), "observation"));
+    actions_.emplace(make_space(env_.attr("single_action_space"), "action"));
+    spec_.observation = observations_->space();
+    spec_.action = actions_->space();
     spec_.description = describe(env_);
-    observations_.emplace(spec_.observation);
-    actions_.emplace(spec_.action);
     ended_.resize(spec_.num_envs);
   }
 
@@ -449,6 +523,7 @@ class VectorEnvironment : public Environment {
     close_quietly(env_);
     env_ = {};
     observations_.reset();
+    actions_.reset();
   }
 
   const EnvSpec& spec() const override { return spec_; }
@@ -521,13 +596,12 @@ class VectorEnvironment : public Environment {
 
   void read_game_over(py::handle info, EnvOutput& output) const {
     std::fill(output.game_over.begin(), output.game_over.end(), 1);
-    const py::handle game_over = info_get(info, "game_over");
+    const py::handle game_over = info_get(info, kGameOver);
     if (!game_over) return;
     std::vector<uint8_t> said(spec_.num_envs), known(spec_.num_envs, 1);
-    read(game_over, said, "game_over");
-    // gymnasium fills in False for environments that said nothing.
-    if (const py::handle mask = info_get(info, "_game_over")) {
-      read(mask, known, "_game_over");
+    read(game_over, said, kGameOver);
+    if (const py::handle mask = info_get(info, kGameOverMask)) {
+      read(mask, known, kGameOverMask);
     }
     for (int64_t k = 0; k < spec_.num_envs; ++k) {
       output.game_over[k] = said[k] || !known[k];
@@ -596,9 +670,11 @@ class VectorEnvironment : public Environment {
 
 std::string format_error(const py::error_already_set& error) {
   try {
+    // What C code raised has no traceback.
+    const py::object trace = error.trace() ? error.trace() : py::none();
     const py::object lines =
         py::module_::import("traceback")
-            .attr("format_exception")(error.type(), error.value(), error.trace());
+            .attr("format_exception")(error.type(), error.value(), trace);
     // As bytes: a text with half a character in it (odd file names) is no UTF-8.
     return py::str("")
         .attr("join")(lines)
@@ -621,10 +697,21 @@ uint32_t derive_seed(uint64_t seed, uint64_t stream, uint64_t k) {
   return static_cast<uint32_t>(state >> 33);
 }
 
+// env_class(). What gymnasium itself says (no such id, a deprecated one) is for the user
+// and needs no traceback.
+static py::object make(py::handle env_class) {
+  try {
+    return env_class();
+  } catch (const py::error_already_set& error) {
+    if (!has_base(error.type(), "gymnasium.error.Error")) throw;
+    throw std::invalid_argument(py::str(error.value()).cast<std::string>());
+  }
+}
+
 std::unique_ptr<Environment> make_python_environment(py::handle env_class,
                                                      int64_t num_envs, uint64_t seed) {
   return with_gil([&]() -> std::unique_ptr<Environment> {
-    py::object env = env_class();
+    py::object env = make(env_class);
     if (py::hasattr(env, "single_observation_space")) {
       const auto in_vector = env.attr("num_envs").cast<int64_t>();
       if (num_envs != 1 && num_envs != in_vector) {

@@ -26,6 +26,35 @@ Nest allocate_like(const Signature& signature, BufferPool& pool) {
   return {signature.structure, pool.allocate(signature.fields)};
 }
 
+// The index of the first number in data that is infinite or no number, or -1: such have
+// all bits of the exponent set. Compared as integers, which compilers vectorise.
+template <class T>
+int64_t find_not_finite(const std::byte* data, size_t num_bytes, T exponent) {
+  const T* numbers = reinterpret_cast<const T*>(data);
+  const size_t size = num_bytes / sizeof(T);
+  bool any = false;
+  for (size_t i = 0; i < size; ++i) any |= (numbers[i] & exponent) == exponent;
+  if (!any) return -1;
+  return std::find_if(numbers, numbers + size,
+                      [&](T x) { return (x & exponent) == exponent; }) -
+         numbers;
+}
+
+int64_t find_not_finite(DType dtype, const std::byte* data, size_t num_bytes) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return find_not_finite<uint16_t>(data, num_bytes, 0x7c00);
+    case DType::kBFloat16:
+      return find_not_finite<uint16_t>(data, num_bytes, 0x7f80);
+    case DType::kFloat32:
+      return find_not_finite<uint32_t>(data, num_bytes, 0x7f800000);
+    case DType::kFloat64:
+      return find_not_finite<uint64_t>(data, num_bytes, 0x7ff0000000000000);
+    default:
+      return -1;
+  }
+}
+
 void copy_all(const Nest& from, const Nest& to) {
   for (size_t i = 0; i < from.leaves.size(); ++i) copy(from.leaves[i], to.leaves[i]);
 }
@@ -134,6 +163,40 @@ StepView RolloutWriter::next_row() {
   view.busy_seconds = {reinterpret_cast<std::byte*>(busy_seconds_.data()),
                        busy_seconds_.size() * sizeof(float), false};
   return view;
+}
+
+void RolloutWriter::check_next_row() const {
+  auto check = [&](size_t leaf) {
+    const Array& array = env_rows_[leaf];
+    const std::byte* row = array.data + (t_ + 1) * array.strides[0];
+    const size_t num_bytes = array.num_bytes() / num_rows_;
+    const int64_t at = find_not_finite(array.dtype, row, num_bytes);
+    if (at < 0) return;
+    const int64_t k = at / (num_bytes / itemsize(array.dtype) / spec_.num_envs);
+    std::string what;
+    if (leaf == reward_at_) {
+      float reward;
+      std::memcpy(&reward, row + at * sizeof(reward), sizeof(reward));
+      what = "the reward " + std::to_string(reward);
+    } else {
+      what = "an observation that is not finite";
+      const auto& leaves = spec_.observation.leaves;
+      if (leaves.size() > 1) {
+        what += ", in " + spec_.observation.structure->path(leaf - observation_at_);
+      }
+    }
+    const Array& steps = env_rows_[episode_step_at_];
+    int32_t step;
+    std::memcpy(&step, steps.data + (t_ + 1) * steps.strides[0] + k * sizeof(step),
+                sizeof(step));
+    throw BadRow("environment " + std::to_string(k) + " of " + spec_.description +
+                 " gave " + what + ", at step " + std::to_string(step) +
+                 " of its episode; mend it, or replace such values in create_env");
+  };
+  check(reward_at_);
+  for (size_t i = 0; i < spec_.observation.leaves.size(); ++i) {
+    check(observation_at_ + i);
+  }
 }
 
 Nest RolloutWriter::inputs() {

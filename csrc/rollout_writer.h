@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "batching.h"
@@ -24,12 +25,19 @@ namespace beast {
 // before row 0.
 class RolloutWriter {
  public:
+  struct BadRow : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+
   // initial_state has one row in dimension 1, which is repeated K times. With
   // channels_last, images [C, H, W] are so in memory (see Array).
   RolloutWriter(EnvSpec spec, int64_t unroll_length, const Nest& initial_state,
                 BufferPool& pool, bool channels_last = false);
 
   StepView next_row();
+  // Throws BadRow where a reward or an observation in next_row() is not finite: neither
+  // a loss nor a network can do anything with it.
+  void check_next_row() const;
   Nest inputs();
   // Rows [begin, end) of outputs; throws std::invalid_argument if they do not fit.
   void answer(const Nest& outputs, int64_t begin, int64_t end);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rollout_writer.h"
 
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 
 #include "arrays.h"
 #include "check.h"
@@ -360,6 +362,53 @@ TEST(huge_dimensions_of_empty_leaves_do_not_overflow) {
   CHECK_EQ(writer.next_row().observation[1].num_bytes, 0);
   const Nest inputs = writer.inputs();
   CHECK_EQ(inputs.at(0).at("observation").at("image").leaves[0].num_bytes(), 0);
+}
+
+// Rewards and one float leaf of two numbers, of environments 0 to 2: `bits` is the
+// second number of environment 1.
+template <class T>
+std::string refused(DType dtype, T bits, float reward) {
+  EnvSpec spec = small_spec(3);
+  spec.description = "Game-v0";
+  spec.observation.leaves[1] = leaf(dtype, {2});
+  BufferPool pool;
+  RolloutWriter writer(spec, 4, no_state(), pool);
+  const StepView view = writer.next_row();
+  std::vector<T> numbers(6, T{1});
+  numbers[3] = bits;
+  put(view.observation[1], numbers);
+  put(view.reward, Floats{0, 0, reward});
+  put(view.episode_step, std::vector<int32_t>{7, 8, 9});
+  try {
+    writer.check_next_row();
+  } catch (const RolloutWriter::BadRow& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(rows_that_are_not_finite_are_refused_by_name) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const std::string observation =
+      "environment 1 of Game-v0 gave an observation that is not finite, in image, at "
+      "step 8 of its episode; mend it, or replace such values in create_env";
+  CHECK_EQ(refused<uint16_t>(DType::kFloat16, 0x7e00, 0), observation);  // NaN
+  CHECK_EQ(refused<uint16_t>(DType::kBFloat16, 0xff80, 0), observation);  // -inf
+  CHECK_EQ(refused<uint32_t>(DType::kFloat32, 0x7fc00000, 0), observation);
+  CHECK_EQ(refused<uint64_t>(DType::kFloat64, uint64_t{0x7ff} << 52, 0), observation);
+  // The largest there are, and integers of the same bits.
+  CHECK_EQ(refused<uint16_t>(DType::kFloat16, 0x7bff, kMost), "");
+  CHECK_EQ(refused<uint16_t>(DType::kBFloat16, 0xff7f, -kMost), "");
+  CHECK_EQ(refused<uint32_t>(DType::kFloat32, 0x7f7fffff, 0), "");
+  CHECK_EQ(refused<uint64_t>(DType::kFloat64, 0x7fefffffffffffff, 0), "");
+  CHECK_EQ(refused<uint32_t>(DType::kInt32, 0x7fc00000, 0), "");
+  for (float reward : {kInfinity, -kInfinity, std::nanf("")}) {
+    CHECK_EQ(refused<uint32_t>(DType::kFloat32, 0, reward),
+             "environment 2 of Game-v0 gave the reward " + std::to_string(reward) +
+                 ", at step 9 of its episode; mend it, or replace such values in "
+                 "create_env");
+  }
 }
 
 // --- Answers that do not fit ---
