@@ -57,6 +57,9 @@ PACKAGES = {
     "MiniGrid-": "minigrid",
     "BabyAI-": "minigrid",
 }
+# In info: whether the game ended with the episode. The name is ours alone, as
+# environments have keys of their own; csrc/python_env.cc reads it too.
+GAME_OVER = "chimera/game_over"
 MAX_FRAMES = 108_000  # 30 minutes of play at 60 frames a second.
 
 gym.register_envs(ale_py)
@@ -114,6 +117,8 @@ def make_env(
     if isinstance(space := env.observation_space, gym.spaces.Dict):
         nests = (gym.spaces.Dict, gym.spaces.Tuple, *ARRAY_SPACES)
         kept = [key for key, part in space.items() if isinstance(part, nests)]
+        if not kept:
+            raise gym.error.Error(f"no part of its observations is an array: {space}")
         if len(kept) < len(space):
             log.info("observations left out, being no arrays: %s", {*space} - {*kept})
             env = FilterObservation(env, kept)
@@ -145,7 +150,7 @@ def wrap_deepmind(
     """make_atari's game as uint8 [4, 84, 84], or float32 in [0, 1] with scale.
 
     episode_life ends an episode at each lost life while the game goes on; then
-    info["game_over"] says whether the game itself ended.
+    info[GAME_OVER] says whether the game itself ended.
     """
     env = _Preprocessing(env, noop_max, frame_skip, scale, fire_reset)
     if clip_rewards:
@@ -533,7 +538,7 @@ class EpisodicLife(gym.Wrapper):
         life_lost = 0 < lives < self._lives
         self._lives = lives
         self._game_over = terminated or truncated
-        info["game_over"] = self._game_over
+        info[GAME_OVER] = self._game_over
         reward = float(reward) + self._held_reward
         self._held_reward = 0.0
         return obs, reward, terminated or life_lost, truncated, info
@@ -546,13 +551,13 @@ class EpisodicLife(gym.Wrapper):
             if not (terminated or truncated):
                 self._lives = info["lives"]
                 self._held_reward = float(reward)  # Paid with the next step.
-                info["game_over"] = False
+                info[GAME_OVER] = False
                 return obs, info
         obs, info = self.env.reset(**kwargs)
         self._lives = info["lives"]
         self._game_over = False
         self._held_reward = 0.0
-        info["game_over"] = False
+        info[GAME_OVER] = False
         return obs, info
 
 
@@ -586,7 +591,7 @@ class VectorEpisodicLife(gym.vector.VectorWrapper):
         # unless the game ends right there.
         hold = restarting & ~game_over
         self._held_rewards = np.where(hold, rewards, 0.0).astype(np.float32)
-        info["game_over"] = game_over
+        info[GAME_OVER] = game_over
         rewards = np.where(hold, 0.0, rewards)
         return obs, rewards, terminated | self._life_lost, truncated, info
 

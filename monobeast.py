@@ -209,11 +209,8 @@ class ImageBody(nn.Module):
         self.amp = amp
         shape = space.shape or ()
         channels = shape[0]
-        # Smaller ones are grids of codes (MinAtar, MiniGrid), no pictures.
-        is_picture = space.dtype == np.uint8 and min(shape[1:]) >= 28
-        scale = 1 / self.DIVISOR if is_picture else 1.0
-        self.scale: Tensor
-        self.register_buffer("scale", torch.tensor(scale))  # A checkpoint has it, too.
+        self.scale: Tensor  # A checkpoint has it, too.
+        self.register_buffer("scale", torch.tensor(self.find_scale(space)))
         # In float32 an update of the shallow network takes 0.8 of NCHW's time (as long in
         # bfloat16), one of the small 1.4: mostly it turns what goes to fc.
         is_small = net == "small"
@@ -252,6 +249,18 @@ class ImageBody(nn.Module):
         with torch.no_grad():
             num_flat = self.convs(torch.zeros(1, *shape)).numel()
         self.fc = init(nn.Linear(num_flat, self.num_features))
+
+    def find_scale(self, space: Any) -> float:
+        """1 / DIVISOR for bytes; other integers are scaled to the same range."""
+        if min(space.shape[1:]) < 28:
+            return 1.0  # Grids of codes (MinAtar, MiniGrid), not pictures.
+        if space.dtype == np.uint8:
+            return 1 / self.DIVISOR
+        if not isinstance(space, gym.spaces.Box) or space.dtype.kind not in "iu":
+            return 1.0
+        span = float(space.high.max()) - float(space.low.min())
+        # Small numbers need no scale. The bounds of int64 itself tell nothing.
+        return 255 / span / self.DIVISOR if 16 < span < 2**24 else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.num_averaged < self.NUM_AVERAGED:
@@ -384,9 +393,9 @@ def create_body(space: gym.Space, net: str, amp: bool = False) -> Any:
             "create_env or write a body for it in create_body"
         )
     shape = space.shape or ()
-    if len(shape) != 3 or net == "mlp":
+    smallest = min(shape[1:], default=0)
+    if len(shape) != 3 or net == "mlp" or (net == "auto" and smallest < 3):
         return FlatBody(space)
-    smallest = min(shape[1:])
     if net == "auto":
         net = "shallow" if smallest >= 36 else "small"
     least = {"shallow": 36, "deep": 1, "small": 3}[net]
@@ -539,7 +548,7 @@ class Actor:
         return episodes
 
     def close(self) -> None:
-        self.rows.env.close()
+        rollouts.close_env(self.rows.env)
 
 
 # --------------------------------------------------------------------------- learn
@@ -617,12 +626,15 @@ def learn(
 
 
 def save(flags: argparse.Namespace, learner: Learner, run: rundir.Run) -> None:
-    """Saves weights that still give a finite loss; else raises and keeps the last."""
+    """Saves weights that are finite and give a finite loss; else raises."""
+    rundir.check_weights(learner.model, learner.step)
     if learner.last_batch is not None:
+        rows, core_state, _ = learner.last_batch
+        # A huge reward is not the weights' fault.
+        rows = rows | {"reward": rows["reward"].clamp(-1, 1)}
         learner.model.eval()
         with torch.no_grad():
-            batch = learner.last_batch
-            losses = compute_losses(flags, learner.model, batch.rows, batch.core_state)
+            losses = compute_losses(flags, learner.model, rows, core_state)
         learner.model.train()
         rundir.check_finite(
             {name: loss.item() for name, loss in losses.items()}, learner.step
@@ -687,7 +699,7 @@ def train(flags: argparse.Namespace) -> int:
     learners.set_threads(flags, env.single_observation_space, flags.num_actors > 0)
     log.info("environment: %s, %s", env, env.spec or gym.registry.get(flags.env))
     learner = build_learner(flags, env)
-    env.close()
+    rollouts.close_env(env)
     with (
         rundir.StopSignals() as stop,
         rundir.Run(flags, STATS + rollouts.STATS) as run,
@@ -747,7 +759,7 @@ def test(flags: argparse.Namespace) -> list[float]:
         film = trial.new_film()
         returns += play(flags, env, model, flags.seed + i, film)
         trial.keep(i, film)
-    env.close()
+    rollouts.close_env(env)
     trial.report(returns)
     return returns
 

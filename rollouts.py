@@ -36,8 +36,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
+import atari_wrappers
 import learners
 from rundir import Episode, UserError
 
@@ -79,8 +80,9 @@ class RowMaker:
     """Steps K environments and gives what they say as rows: nests of tensors [K, ...].
 
     The environments reset on the next step: the action on an ending row only resets,
-    and the row after it is marked `first`. With life-loss episodes info["game_over"]
-    tells ends of games from ends of episodes; statistics are of whole games.
+    and the row after it is marked `first`. With life-loss episodes info[GAME_OVER]
+    tells ends of games from ends of episodes; statistics are of whole games. Rewards
+    and observations that are not finite raise UserError: no loss can use them.
     """
 
     environment_s: ClassVar = 0.0  # That environments of this process took so far.
@@ -121,11 +123,13 @@ class RowMaker:
         self._returns = np.where(new_game, rewards, self._returns + rewards)
         self._steps = np.where(new_game, 0, self._steps + ~first)
         self._ended = np.asarray(terminated | truncated)
-        self._game_over = self._ended & np.asarray(info.get("game_over", True))
+        self._game_over = self._ended & self._said_game_over(info)
         for k in np.flatnonzero(self._game_over):
             self.finished.append((float(self._returns[k]), int(self._steps[k])))
+        obs = tree_map(np.asarray, obs)
+        self._check_finite(obs, rewards)
         row = {
-            "observation": tree_map(np.asarray, obs),
+            "observation": obs,
             "reward": rewards,
             "terminated": np.asarray(terminated),
             "truncated": np.asarray(truncated),
@@ -135,6 +139,48 @@ class RowMaker:
             "episode_step": self._steps,
         }
         return tree_map(torch.from_numpy, row)
+
+    @staticmethod
+    def _said_game_over(info: dict[str, Any]) -> Any:
+        """Of each environment; True of those that said nothing.
+
+        gymnasium fills in False for them; its mask tells who spoke.
+        """
+        key = atari_wrappers.GAME_OVER
+        said = np.asarray(info.get(key, True), bool)
+        return said | ~np.asarray(info.get(f"_{key}", True), bool)
+
+    def _check_finite(self, obs: Any, rewards: np.ndarray) -> None:
+        arrays = [rewards, *(x for x in tree_leaves(obs) if x.dtype.kind == "f")]
+        if all(np.isfinite(x).all() for x in arrays):
+            return
+        for path, x in tree_flatten_with_path({"reward": rewards, "observation": obs})[
+            0
+        ]:
+            bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)  # [K]
+            if not bad.any():
+                continue
+            k = int(bad.argmax())
+            what = f"the reward {rewards[k]}"
+            if x is not rewards:
+                where = f", in {keystr(path[1:])}" if path[1:] else ""
+                what = f"an observation that is not finite{where}"
+            one = getattr(self.env, "envs", [self.env])[0]
+            name = one.spec.id if one.spec else one
+            raise UserError(
+                f"environment {k} of {name} gave {what}, at step {self._steps[k]} of its "
+                "episode; mend it, or replace such values in create_env"
+            )
+
+
+def close_env(env: gym.Env | gym.vector.VectorEnv) -> None:
+    """Closes env; where that fails, says so: what env was made for is done."""
+    try:
+        env.close()
+    except Exception as error:
+        log.warning("close() of the environment raised %r", error)
+        if isinstance(env, gym.vector.VectorEnv):
+            env.closed = True  # Its __del__ would close it again.
 
 
 def finished_games(rows: dict[str, Any]) -> list[Episode]:

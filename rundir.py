@@ -254,12 +254,26 @@ def check_device(device: str) -> str:
 
 
 def check_finite(stats: dict[str, float], step: int) -> None:
-    """Raises UserError naming the first value that is no number."""
+    """Raises UserError naming the first value that is no number.
+
+    Rewards and observations were looked at where they arrived, so training diverged.
+    """
     for name, value in stats.items():
         if not math.isfinite(value):
             raise UserError(
-                f"{name} is {value} at step {step} ({stats}); the last good checkpoint "
-                "stays as it is; try a smaller --learning_rate"
+                f"{name} is {value} at step {step} ({stats}); weights that give such a "
+                "loss are not saved; try a smaller --learning_rate, or --clip_rewards "
+                "if rewards are large"
+            )
+
+
+def check_weights(model: torch.nn.Module, step: int) -> None:
+    """Raises UserError naming the first weight that is no number."""
+    for name, x in model.state_dict().items():
+        if not x.isfinite().all():
+            raise UserError(
+                f"{name} is not finite at step {step}; the last checkpoint stays as it "
+                "is; try a smaller --learning_rate"
             )
 
 

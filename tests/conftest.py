@@ -37,6 +37,7 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
         "test_ray_cluster.py",
         "test_servers.py",
         "test_security.py",
+        "test_unruly.py",
         "test_wire.py",
     ]
 

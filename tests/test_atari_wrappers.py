@@ -35,7 +35,10 @@ def test_vector_and_single_environments_give_the_same_bytes(env_id, episode_life
         for a, b in zip(expected[:4], found[:4], strict=True):
             np.testing.assert_array_equal(a, b)
         if episode_life:
-            assert expected[4]["game_over"] == found[4]["game_over"]
+            assert (
+                expected[4][atari_wrappers.GAME_OVER]
+                == found[4][atari_wrappers.GAME_OVER]
+            )
         num_ends += int(expected[2][0])
     if env_id == BREAKOUT or (episode_life and env_id != PONG):
         assert num_ends >= 1
@@ -127,7 +130,7 @@ def test_a_lost_life_ends_the_episode_but_not_the_game(vector):
             assert reward[0] == 0
             assert info["lives"][0] == lives_at_ends[-1]  # The game went on.
         ended = bool(terminated[0] or truncated[0])
-        game_over = bool(info["game_over"][0])
+        game_over = bool(info[atari_wrappers.GAME_OVER][0])
         if ended:
             lives_at_ends.append(int(info["lives"][0]))
     assert lives_at_ends == [4, 3, 2, 1, 0]

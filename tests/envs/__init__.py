@@ -81,7 +81,7 @@ class Troubled(Counting):
 
     raise: an exception each time; raise-once PATH: an exception unless PATH exists;
     hang-once PATH: sleeps for an hour; eof: EOFError, with a thread left running;
-    nan: a reward that is no number.
+    nan: a reward that is no number; huge: one whose square is infinite.
     """
 
     def step(self, action: Any) -> Any:
@@ -90,6 +90,8 @@ class Troubled(Counting):
             what, _, path = os.environ["TROUBLE"].partition(" ")
             if what == "nan":
                 reward = float("nan")
+            elif what == "huge":
+                reward = 1e30
             elif what == "eof":
                 # As of a game in a process of its own; its thread outlives the error.
                 threading.Thread(target=time.sleep, args=(3600,)).start()
