@@ -697,8 +697,8 @@ uint32_t derive_seed(uint64_t seed, uint64_t stream, uint64_t k) {
   return static_cast<uint32_t>(state >> 33);
 }
 
-// env_class(). What gymnasium itself says (no such id, a deprecated one) is for the user
-// and needs no traceback.
+// env_class(). What gymnasium itself says (no such id, a deprecated one) is for the
+// user and needs no traceback.
 static py::object make(py::handle env_class) {
   try {
     return env_class();

@@ -393,7 +393,7 @@ TEST(rows_that_are_not_finite_are_refused_by_name) {
   const std::string observation =
       "environment 1 of Game-v0 gave an observation that is not finite, in image, at "
       "step 8 of its episode; mend it, or replace such values in create_env";
-  CHECK_EQ(refused<uint16_t>(DType::kFloat16, 0x7e00, 0), observation);  // NaN
+  CHECK_EQ(refused<uint16_t>(DType::kFloat16, 0x7e00, 0), observation);   // NaN
   CHECK_EQ(refused<uint16_t>(DType::kBFloat16, 0xff80, 0), observation);  // -inf
   CHECK_EQ(refused<uint32_t>(DType::kFloat32, 0x7fc00000, 0), observation);
   CHECK_EQ(refused<uint64_t>(DType::kFloat64, uint64_t{0x7ff} << 52, 0), observation);
