@@ -262,7 +262,8 @@ class EnvServer::Stream {
           std::to_string(step_message_->num_bytes()) +
           " bytes, more than max_message_bytes=" +
           std::to_string(server_.options.max_message_bytes) +
-          "; serve fewer environments per stream or raise it on both sides");
+          "; pass a smaller --envs_per_server, or a larger --max_message_bytes on both "
+          "sides");
     }
     if (hello.takes_newest) {
       newest_message_.emplace(step_message(spec, /*newest=*/true));

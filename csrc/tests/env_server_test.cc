@@ -381,7 +381,7 @@ TEST(an_environment_that_is_too_large_for_a_message_is_refused) {
   CHECK(stream.write(encode_hello("test")));
   Pieces message(stream.read().value());
   CHECK_THROWS(ServerFailure, decode_welcome(message, 1 << 20),
-               "more than max_message_bytes=10000");
+               "more than max_message_bytes=10000; pass a smaller --envs_per_server");
 }
 
 // --- What clients may not do ---
