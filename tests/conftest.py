@@ -35,6 +35,7 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
         "test_libbeast.py",
         "test_polybeast.py",
         "test_ray_cluster.py",
+        "test_reliability.py",
         "test_servers.py",
         "test_security.py",
         "test_unruly.py",

@@ -71,6 +71,23 @@ class CloseRaises(Counting):
         raise OSError("the window was gone already")
 
 
+class Licensed(Counting):
+    """Raises at the second learner of torchrun once the file LICENSE names exists."""
+
+    def step(self, action: Any) -> Any:
+        self.check()
+        return super().step(action)
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.check()
+        return super().reset(**kwargs)
+
+    def check(self) -> None:
+        is_second = os.environ.get("RANK") == "1"
+        if is_second and pathlib.Path(os.environ["LICENSE"]).exists():
+            raise RuntimeError("the license server is gone")
+
+
 class Showing(gym.Env):
     """Random observations of a given space; episodes of 9 steps."""
 
@@ -106,5 +123,5 @@ for name, space in SPACES.items():
         f"{name}-v0", "tests.envs.unruly:Showing", kwargs={"space": space},
         disable_env_checker=True,
     )  # fmt: skip
-for env_class in (Printing, Faulty, OwnGameOver, CloseRaises):
+for env_class in (Printing, Faulty, OwnGameOver, CloseRaises, Licensed):
     gym.register(f"{env_class.__name__}-v0", f"tests.envs.unruly:{env_class.__name__}")
