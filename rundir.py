@@ -4,18 +4,18 @@
 What no research idea edits, shared by the agents. A directory holds `meta.json`,
 `logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before),
 `eval.json` (the last test), `evals.csv` (tests while it trained) and `videos/`;
-`latest` beside it links to the newest run.
+the file `latest` beside it names the newest run.
 """
 
 import argparse
 import collections
 import contextlib
-import csv
 import datetime
 import difflib
 import errno
 import fcntl
 import importlib.util
+import itertools
 import json
 import logging
 import math
@@ -37,12 +37,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+import runfiles
+
 log = logging.getLogger("chimera.rundir")
 
 CHECKPOINT_KEYS = {"model_state_dict", "optimizer_state_dict", "step", "updates"}
 CHECKPOINT_KEYS |= {"seconds", "num_episodes", "episodes", "rng_state", "flags"}
 
 Episode = tuple[float, int]  # Return and steps of a whole game.
+
+
+# Flags that say nothing about how a run trains.
+NOT_COMPARED = {"command", "mode", "savedir", "xpid", "rank", "eval_name"}
 
 
 class UserError(Exception):
@@ -82,7 +88,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, program: str, parents: Sequence[argparse.ArgumentParser], description: str
     ) -> None:
-        name = pathlib.Path(program).stem
+        name = shlex.quote(pathlib.Path(program).stem)
         super().__init__(
             prog=f"python -m {name}",
             usage="%(prog)s [--flag value ...]",
@@ -92,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
             formatter_class=HelpFormatter,
             parents=[make_run_parser(), *parents],
-            allow_abbrev=False,  # A slip of the pen would be taken for another flag.
+            allow_abbrev=False,  # A typo would silently match another flag.
         )
 
     def error(self, message: str) -> NoReturn:
@@ -130,6 +136,7 @@ def make_run_parser() -> argparse.ArgumentParser:
     g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to play")  # fmt: skip
     g.add_argument("--greedy", default=False, action=yes_no, help="take the likeliest action instead of sampling")  # fmt: skip
     g.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game, as with --mode test_render")  # fmt: skip
+    g.add_argument("--eval_name", default="eval", help="of its results in the run's directory: NAME.json; videos of another than eval go to videos/NAME")  # fmt: skip
     g.add_argument("--eval_every", default=0, type=steps, metavar="N", help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
     return parent
 
@@ -156,6 +163,7 @@ def check_run_flags(
     )
     reserved = ("..", "latest") if flags.mode == "train" else ("..",)
     check_plain_name("xpid", flags.xpid, reserved)
+    check_plain_name("eval_name", flags.eval_name, ("..", "meta"))
     if flags.track and importlib.util.find_spec("wandb") is None:
         raise ValueError(
             "--track needs the package wandb; run: pip install wandb && wandb login "
@@ -172,11 +180,28 @@ def command(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> str:
         value = getattr(flags, action.dest, None)
         if value in (None, action.default):
             continue
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{action.dest}")
-        else:
-            words.append(shlex.join([f"--{action.dest}", str(value)]))
+        words.append(as_typed(action.dest, value))
     return " ".join(words)
+
+
+def as_typed(name: str, value: Any) -> str:
+    """The flag as it is typed in a shell."""
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    if str(value).startswith("-"):  # argparse would take the value for a flag.
+        return shlex.quote(f"--{name}={value}")
+    return shlex.join([f"--{name}", str(value)])
+
+
+def typed_path(path: str | pathlib.Path) -> str:
+    """The path as it is typed in a shell; one that begins with "-" is no flag."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def given_flags(command: str) -> set[str]:
+    """Names of the flags in a command that `command` made."""
+    return {*re.findall(r"(?<!\S)'?--(?:no-)?(\w+)", command)}
 
 
 def main(
@@ -311,14 +336,16 @@ class Run:
     }  # fmt: skip
 
     def __init__(self, flags: argparse.Namespace, stats: Iterable[str]) -> None:
-        self.agent = flags.command.split()[2]
+        self.agent = shlex.split(flags.command)[2]
+        savedir = pathlib.Path(flags.savedir).expanduser()
         if not flags.xpid:
-            name = flags.env.replace("/", "-").replace(":", "-")
-            flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-            flags.command += f" --xpid {flags.xpid}"
+            flags.xpid = new_directory(savedir, flags.env)
+            flags.command += " " + as_typed("xpid", flags.xpid)
         self.flags = flags
-        self.path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
+        self.path = savedir / flags.xpid
         self.columns = (*self.FIXED, *stats)
+        self.flags_before: dict[str, Any] = {}  # Of the checkpoint that is resumed.
+        self.changed: list[str] = []  # Flags that differ from them, in words.
         self.checkpoint = self.path / "model.tar"
         self.seconds_before = 0.0  # Of training, in the lives of this run before.
         self.waited_s = self.waited_before_row_s = 0.0
@@ -344,17 +371,18 @@ class Run:
         return self
 
     def __exit__(self, *unused_exc: Any) -> None:
-        with explain_disk_errors(self.path):
-            if self.bar:
-                self.bar.close()
-            if self.csv_file:
-                self.csv_file.close()
-            if self.writer:
-                self._write_final_return()
-                self.writer.close()
+        # All of it is closed, also where one fails: a full disk fails them in turn.
+        with explain_disk_errors(self.path), contextlib.ExitStack() as stack:
+            stack.callback(self.lock.close)
             if self.tracker:
-                self.tracker.finish()
-        self.lock.close()
+                stack.callback(self.tracker.finish)
+            if self.writer:
+                stack.callback(self.writer.close)
+                stack.callback(self._write_final_return)
+            if self.csv_file:
+                stack.callback(self.csv_file.close)
+            if self.bar:
+                stack.callback(self.bar.close)
 
     def restore(self) -> dict[str, Any] | None:
         """The state given to save() last, None in a fresh run. Changes no file."""
@@ -367,6 +395,37 @@ class Run:
         torch.set_rng_state(saved["rng_state"])
         return saved
 
+    def check_resume(
+        self,
+        parser: argparse.ArgumentParser,
+        saved: dict[str, Any],
+        fixed: Sequence[str],
+    ) -> None:
+        """Compares the flags with the checkpoint's; begin() says which differ.
+
+        Raises UserError where fixed ones do. A flag that is left to the machine, then and
+        now, may differ without a word; one that the checkpoint lacks is as it is now.
+        """
+        self.flags_before = before = saved["flags"]
+        now = vars(self.flags)
+        given = given_flags(before.get("command", "")) | given_flags(now["command"])
+        refused = []
+        for name in sorted(before.keys() & now.keys() - NOT_COMPARED):
+            old, new = before[name], now[name]
+            if (bool(old) if isinstance(new, bool) else old) == new:
+                continue
+            if name in fixed:
+                refused.append(
+                    f"without --{name}" if old is None else as_typed(name, old)
+                )
+            elif name in given or parser.get_default(name) not in (None, "auto"):
+                self.changed.append(f"--{name} {old} -> {new}")
+        if refused:
+            raise UserError(
+                f"--xpid={self.flags.xpid} was trained {describe_flags(refused)}; pass "
+                "that to resume it, or another --xpid to begin a new run"
+            )
+
     def check_unfinished(self, step: int) -> None:
         if step >= self.flags.total_steps:
             raise UserError(
@@ -375,36 +434,60 @@ class Run:
             )
 
     def begin(self, step: int) -> None:
-        """Writes meta.json, points `latest` here and opens the logs to go on at step."""
+        """Writes meta.json and `latest`, and opens the logs to go on at step."""
         from torch.utils.tensorboard import SummaryWriter  # Slow: only where it logs.
         from tqdm import tqdm
 
         with explain_disk_errors(self.path):
-            meta = self.path / "meta.json.tmp"
-            described = describe(self.agent, vars(self.flags))
-            meta.write_text(json.dumps(described, indent=1, default=str) + "\n")
-            meta.replace(self.path / "meta.json")
-            latest = self.path.parent / "latest"
-            with contextlib.suppress(OSError):  # Some file systems have no links.
-                latest.unlink(missing_ok=True)
-                latest.symlink_to(self.path.name)
-            self._open_csv(step)
+            self._write_meta(step)
+            runfiles.write_latest(self.path)
+            self.csv_file, self.csv = runfiles.open_table(
+                self.path / "logs.csv", self.columns, last_step=step
+            )
             self.writer = SummaryWriter(str(self.path), purge_step=step or None)
             self._write_hparams()
         if self.flags.track:
             self.tracker = start_tracking(self.path, self.agent, vars(self.flags))
         total, env = self.flags.total_steps, self.flags.env
         log.info("%s learns %s from step %d to %d", self.agent, env, step, total)
+        if self.changed:
+            log.info("flags differ from the checkpoint's: %s", ", ".join(self.changed))
         log.info(
-            "results go to %s; curves: tensorboard --logdir %s; Ctrl-C saves and stops",
+            "results go to %s; curves: tensorboard %s; Ctrl-C saves and stops",
             self.path,
-            self.path.parent,
+            as_typed("logdir", self.path.parent),
         )
         self.bar = tqdm(
             total=total, initial=step, unit=" steps", disable=not sys.stderr.isatty()
         )
         self.step_at_log = step
         self.started = self.saved_at = self.logged_at = time.monotonic()
+
+    def _write_meta(self, step: int) -> None:
+        """Writes meta.json; "history" lists all starts and the flags that they changed."""
+        path, temporary = self.path / "meta.json", self.path / "meta.json.tmp"
+        meta = describe(self.agent, vars(self.flags)) | {"columns": self.columns}
+        before: dict[str, Any] = {"flags": self.flags_before}
+        try:
+            if path.exists():
+                before = runfiles.read_meta(self.path)
+        except runfiles.DamagedFileError as error:
+            runfiles.keep_damaged(path, str(error.__cause__))
+        history = before.get("history", [])
+        if "started" in before and not history:  # Of an older version.
+            history = [start_of(before, None, {})]
+        old, new = before["flags"], json.loads(json.dumps(meta["flags"], default=str))
+        changed = {
+            name: [old[name], new[name]]
+            for name in sorted(old.keys() & new.keys() - {"command"})
+            if old[name] != new[name]
+        }
+        meta["history"] = [*history, start_of(meta, step, changed)]
+        try:
+            temporary.write_text(json.dumps(meta, indent=1, default=str) + "\n")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _write_hparams(self) -> None:
         """The flags for TensorBoard's HPARAMS; the return comes with the run's end."""
@@ -424,25 +507,6 @@ class Run:
             final = {"charts/final_return": self.row["mean_episode_return"]}
             self.show(final, self.row["step"])
             self.writer.file_writer.add_summary(self.hparams_end)
-
-    def _open_csv(self, step: int) -> None:
-        """Keeps rows up to step: later ones belong to updates lost with a crash."""
-        path = self.path / "logs.csv"
-        rows = []
-        if path.exists():
-            # A power cut may leave half a row, or zeros, at the end.
-            with path.open(newline="", errors="replace") as old:
-                for row in csv.DictReader(line.replace("\0", "") for line in old):
-                    number = row.get("step") or ""
-                    if number.isdigit() and int(number) <= step:
-                        rows.append(row)
-        renewed = self.path / "logs.csv.tmp"
-        self.csv_file = renewed.open("w", newline="")
-        self.csv = csv.DictWriter(self.csv_file, self.columns, extrasaction="ignore")
-        self.csv.writeheader()
-        self.csv.writerows(rows)
-        self.csv_file.flush()
-        renewed.replace(path)
 
     def seconds(self) -> float:
         """Of training so far, over all lives of the run."""
@@ -552,9 +616,10 @@ class Run:
     def end(self, step: int, stop: StopSignals) -> int:
         """Says what to type next; gives the exit code."""
         savedir = self.flags.savedir
-        where = f" --savedir {shlex.quote(savedir)}" if savedir != "runs" else ""
-        test = f"python -m {self.agent} --mode test{where} --xpid {self.flags.xpid}"
-        path = shlex.quote(str(self.path))
+        words = [as_typed("savedir", savedir)] if savedir != "runs" else []
+        where = " ".join([*words, as_typed("xpid", self.flags.xpid)])
+        test = f"python -m {shlex.quote(self.agent)} --mode"
+        path, picture = typed_path(self.path), typed_path(f"{self.path.name}.png")
         again, longer = self.flags.command, self._longer()
         if getattr(self.flags, "num_learners", 1) > 1:
             again = "the same torchrun command"
@@ -564,9 +629,9 @@ class Run:
             log.info("resume with: %s", again)
         else:
             log.info("done; train on with: %s", longer)
-        log.info("test: %s", test)
-        log.info("videos: %s", test.replace("--mode test", "--mode test_render"))
-        log.info("plot: python -m tools.plot %s --out %s.png", path, self.path.name)
+        log.info("test: %s test %s", test, where)
+        log.info("videos: %s test_render %s", test, where)
+        log.info("plot: python -m tools.plot %s --out %s", path, picture)
         return 128 + stop.received if stop.received else 0
 
     def _longer(self) -> str:
@@ -608,12 +673,7 @@ class Run:
                     file.flush()
                     os.fsync(file.fileno())
                 if self.checkpoint.exists():
-                    previous = self.path / "model.prev.tar"
-                    previous.unlink(missing_ok=True)
-                    try:
-                        os.link(self.checkpoint, previous)
-                    except OSError:  # A file system without hard links.
-                        shutil.copyfile(self.checkpoint, previous)
+                    runfiles.keep_copy(self.checkpoint, self.path / "model.prev.tar")
                 os.replace(temporary, self.checkpoint)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -644,6 +704,23 @@ class NoRun(Run):
 
     def save(self, state: dict[str, Any]) -> None:
         pass
+
+
+def new_directory(savedir: pathlib.Path, env: str) -> str:
+    """Name of a run after its environment and the time; its directory is made here.
+
+    Runs that start in the same second, or after the clock was set back, differ by a number.
+    """
+    plain = env.replace("/", "-").replace(":", "-")
+    first = name = f"{plain}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    with explain_disk_errors(savedir):
+        for number in itertools.count(2):
+            try:
+                (savedir / name).mkdir(parents=True)
+                break
+            except FileExistsError:
+                name = f"{first}-{number}"
+    return name
 
 
 @contextlib.contextmanager
@@ -685,9 +762,8 @@ def load_checkpoint(path: pathlib.Path) -> dict[str, Any]:
         ) from None
     except Exception as error:
         previous = path.with_name("model.prev.tar")
-        advice = (
-            f"run: mv {previous} {path}" if previous.exists() else "pass another --xpid"
-        )
+        move = f"run: mv {typed_path(previous)} {typed_path(path)}"
+        advice = move if previous.exists() else "pass another --xpid"
         what = str(error).splitlines()[0]
         raise UserError(
             f"cannot read the checkpoint {path} ({what}); {advice}"
@@ -703,7 +779,7 @@ def load_weights(
     except RuntimeError as error:
         before = saved.get("flags", {})
         differing = " ".join(
-            f"--{name}={before[name]}"
+            as_typed(name, before[name])
             for name in ("env", "net", "use_lstm", "full_action_set")
             if name in before and before[name] != flags.get(name)
         )
@@ -742,6 +818,20 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
         "cores": num_cores(),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
+
+
+def start_of(meta: dict[str, Any], step: int | None, changed: Any) -> dict[str, Any]:
+    """An entry of meta.json's history: when, where and by which code a run went on."""
+    names = ("started", "commit", "host")
+    return {"step": step} | {name: meta.get(name) for name in names} | {"changed": changed}  # fmt: skip
+
+
+def describe_flags(flags: list[str]) -> str:
+    """Flags in words: "with --env X --use_lstm and without --sticky_actions"."""
+    absent = [flag for flag in flags if flag.startswith("without")]
+    present = [flag for flag in flags if flag not in absent]
+    words = [f"with {' '.join(present)}"] * bool(present) + absent
+    return " and ".join(words)
 
 
 # Names of files and hosts, which stay here when flags are shown elsewhere.
