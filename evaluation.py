@@ -159,12 +159,18 @@ def enlarged(picture: np.ndarray) -> np.ndarray:
 
 
 def write_video(pictures: list[np.ndarray], path: pathlib.Path, fps: int) -> None:
-    """An MP4."""
+    """Writes an MP4 whole or not at all."""
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # Slow.
 
     path.parent.mkdir(parents=True, exist_ok=True)
     clip = ImageSequenceClip(pictures, fps=fps)
-    clip.write_videofile(str(path), audio=False, logger=None)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        temporary.touch()  # ffmpeg would report a missing permission as a broken pipe.
+        clip.write_videofile(str(temporary), audio=False, logger=None)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def show_video(

@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -216,6 +217,7 @@ def main(
         format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("chimera").setLevel(logging.INFO)
+    threading.excepthook = report_thread_error
     try:
         check_flags(flags)
     except ValueError as error:
@@ -231,6 +233,16 @@ def main(
     except KeyboardInterrupt:
         log.error("interrupted")
         return 130
+
+
+def report_thread_error(args: Any) -> None:
+    """Prints the error of a thread, but not that of TensorBoard's writer on a full disk.
+
+    The writer raises it again in the thread that logs next, which says it in a sentence.
+    """
+    is_writer = type(args.thread).__name__ == "_AsyncWriterThread"
+    if not (is_writer and isinstance(args.exc_value, OSError)):
+        threading.__excepthook__(args)
 
 
 def num_cores() -> int:
@@ -730,18 +742,23 @@ def explain_disk_errors(path: pathlib.Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         # torch.save reports a failed write as a RuntimeError about its zip file.
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        of_torch = re.search("PytorchStreamWriter|inline_container", str(error))
+        if isinstance(error, RuntimeError) and not of_torch:
             raise
         existing = next(
             p for p in [path, *path.parents, pathlib.Path(".")] if p.exists()
         )
         free = shutil.disk_usage(existing).free
-        what = str(error).splitlines()[0]
-        if getattr(error, "errno", None) == errno.ENOSPC or free < 2**20:
+        what, advice = str(error).splitlines()[0], "make it writable"
+        number = getattr(error, "errno", None)
+        if number not in (errno.EROFS, errno.EACCES) and (
+            number == errno.ENOSPC or free < 2**20
+        ):
             what = f"no space left on the disk ({free / 2**20:.1f} MiB free)"
+            advice = "make room"
         raise UserError(
-            f"cannot write {path}: {what}; the last checkpoint is as it was. Make room "
-            "or pass another --savedir, then start again with the same --xpid"
+            f"cannot write {path}: {what}; the last checkpoint is as it was; {advice} "
+            "and type the same command again, or pass another --savedir for a new run"
         ) from error
 
 

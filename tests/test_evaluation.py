@@ -2,14 +2,18 @@
 """Tests of trained agents: by hand, and while they train."""
 
 import csv
+import importlib
 import json
 import pathlib
 import signal
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import evaluation
+import learners
 from tests.conftest import alive, children, wait_for
 
 AGENTS = ["monobeast", "polybeast"]
@@ -79,6 +83,49 @@ def test_a_test_prints_a_table_and_writes_eval_json(start, agent):
     greedy = start(*args[:3], "--greedy", agent=agent)
     assert greedy.wait() == 0, greedy.text()
     assert json.loads((run.path / "eval.json").read_text())["greedy"] is True
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_test_takes_the_models_flags_from_the_run(tmp_path, agent, is_on):
+    module = importlib.import_module(agent)
+    where = [f"--savedir={tmp_path}", "--xpid=run"]
+    names = ("use_lstm", "clip_rewards", "amp")
+    switches = [f"--{'' if is_on else 'no-'}{name}" for name in names]
+    args = [*CARTPOLE[agent], "--total_steps=160", *where, *switches]
+    assert module.main(module.parser.parse_args(args)) == 0
+
+    def taken(*given):
+        flags = module.parser.parse_args(["--mode=test", *where, *given])
+        module.check_flags(flags)
+        evaluation.Test(flags, module.OF_THE_RUN)
+        return [getattr(flags, name) for name in names]
+
+    assert taken() == [is_on, is_on, is_on and learners.has_bfloat16()]
+    assert taken("--no-amp", "--clip_rewards") == [is_on, True, False]
+    # A checkpoint of a version that had none of these flags.
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)
+    for name in names:
+        del saved["flags"][name]
+    torch.save(saved, tmp_path / "run" / "model.tar")
+    assert taken() == [False, True, None]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_lstm_sees_rewards_as_the_loss_does(agent):
+    module = importlib.import_module(agent)
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    torch.manual_seed(0)
+    clipped = module.Net(space, 2, "auto", use_lstm=True)
+    free = module.Net(space, 2, "auto", use_lstm=True, clip_rewards=False)
+    free.load_state_dict(clipped.state_dict())
+    row = {"observation": torch.zeros(1, 2, 3), "reward": torch.tensor([[1.0, 50.0]])}
+    row |= {"first": torch.ones(1, 2, dtype=torch.bool)}
+    row |= {"last_action": torch.zeros(1, 2, dtype=torch.int64)}
+    for model, is_same in ((clipped, True), (free, False)):
+        outputs, _ = model(row, model.initial_state(2))
+        one, fifty = outputs["policy_logits"][0]
+        assert torch.equal(one, fifty) == is_same
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -36,7 +36,6 @@ import safetensors.torch
 import torch
 
 import atari_wrappers
-import learners
 import rundir
 import runfiles
 from rundir import UserError
@@ -120,7 +119,6 @@ def build_model(
     for name, value in (agent.OF_THE_RUN | flags).items():
         default = agent.OF_THE_RUN.get(name)  # What an older version did not export.
         setattr(namespace, name, default if value is None else value)
-    namespace.amp = namespace.amp and learners.has_bfloat16()  # Else it is slow.
     # PolyBeast's takes spaces, as its environments live elsewhere.
     if len(inspect.signature(agent.create_model).parameters) == 3:
         return agent.create_model(namespace, space, num_actions)
@@ -225,6 +223,7 @@ def export(run: pathlib.Path, out: pathlib.Path, agent: str | None = None) -> No
     module = import_agent(agent or meta["agent"], agent)
     saved = rundir.load_checkpoint(run / "model.tar")
     flags = {name: saved["flags"].get(name) for name in module.OF_THE_RUN}
+    flags.pop("amp", None)  # In float32 it says the same on every machine.
     space, num_actions = find_spaces(module, flags)
     model = build_model(module, flags, space, num_actions)
     rundir.load_weights(model, saved, {**flags, "xpid": run.resolve().name})
