@@ -53,7 +53,7 @@ class Test:
                 value = self.saved["flags"].get(name)
                 setattr(flags, name, default if value is None else value)
                 if name == "amp" and value and not learners.has_bfloat16():
-                    log.info("the run used bfloat16, which this CPU lacks: testing in float32")  # fmt: skip
+                    log.info("the run used bfloat16, which this CPU lacks; the test uses float32")  # fmt: skip
                     flags.amp = False
         flags.episode_life = False
         self.is_filmed = flags.capture_video or flags.mode == "test_render"
@@ -120,7 +120,7 @@ class Test:
             print("  ".join(text.rjust(width) for text, width in pairs))
         if self.is_filmed:
             print(f"videos in {self.videos}")
-        # After the table, which a full or read-only disk does not take away.
+        # Written after the table is printed: the disk may be full or read-only.
         with explain_disk_errors(path):
             temporary = self.path / f"{path.name}.{os.getpid()}.tmp"
             try:

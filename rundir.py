@@ -137,7 +137,7 @@ def make_run_parser() -> argparse.ArgumentParser:
     g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to play")  # fmt: skip
     g.add_argument("--greedy", default=False, action=yes_no, help="take the likeliest action instead of sampling")  # fmt: skip
     g.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game, as with --mode test_render")  # fmt: skip
-    g.add_argument("--eval_name", default="eval", help="of its results in the run's directory: NAME.json; videos of another than eval go to videos/NAME")  # fmt: skip
+    g.add_argument("--eval_name", default="eval", help="name of the results: NAME.json in the run's directory, videos in videos/NAME (of eval: in videos)")  # fmt: skip
     g.add_argument("--eval_every", default=0, type=steps, metavar="N", help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
     return parent
 
@@ -421,6 +421,7 @@ class Run:
         self.flags_before = before = saved["flags"]
         now = vars(self.flags)
         given = given_flags(before.get("command", "")) | given_flags(now["command"])
+        defaults = {action.dest: action.default for action in parser._actions}
         refused = []
         for name in sorted(before.keys() & now.keys() - NOT_COMPARED):
             old, new = before[name], now[name]
@@ -430,7 +431,9 @@ class Run:
                 refused.append(
                     f"without --{name}" if old is None else as_typed(name, old)
                 )
-            elif name in given or parser.get_default(name) not in (None, "auto"):
+            elif name not in defaults:  # Found out by check_flags: num_learners.
+                self.changed.append(f"{name} {old} -> {new}")
+            elif name in given or defaults[name] not in (None, "auto"):
                 self.changed.append(f"--{name} {old} -> {new}")
         if refused:
             raise UserError(
@@ -485,9 +488,9 @@ class Run:
                 before = runfiles.read_meta(self.path)
         except runfiles.DamagedFileError as error:
             runfiles.keep_damaged(path, str(error.__cause__))
-        history = before.get("history", [])
-        if "started" in before and not history:  # Of an older version.
-            history = [start_of(before, None, {})]
+        history = before.get("history")
+        if not isinstance(history, list):  # Of an older version, or there was none.
+            history = [start_of(before, None, {})] if "started" in before else []
         old, new = before["flags"], json.loads(json.dumps(meta["flags"], default=str))
         changed = {
             name: [old[name], new[name]]

@@ -238,7 +238,7 @@ def run_job(job: Job) -> int:
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:
     """Rows of a logs.csv; what cannot be read is said on stderr."""
-    return runs.read_logs(path)
+    return [row for row in runs.read_logs(path) if row["episodes"] and row["seconds"]]
 
 
 def first_at(rows: list[dict[str, str]], threshold: float | None) -> int | None:
