@@ -4,6 +4,7 @@
 import csv
 import importlib
 import json
+import os
 import pathlib
 import signal
 
@@ -16,7 +17,9 @@ import evaluation
 import learners
 from tests.conftest import alive, children, wait_for
 
-AGENTS = ["monobeast", "polybeast"]
+AGENTS = ["monobeast"]
+if not os.environ.get("CHIMERA_NO_LIBBEAST"):
+    AGENTS += ["polybeast"]
 CARTPOLE = {
     "monobeast": ["--env=CartPole-v1", "--num_actors=1", "--envs_per_actor=4"],
     "polybeast": ["--env=CartPole-v1", "--num_servers=1", "--envs_per_server=4"],
