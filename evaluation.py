@@ -5,7 +5,7 @@ What no research idea edits, shared by the agents. How an agent plays is its own
 """
 
 import argparse
-import csv
+import contextlib
 import io
 import json
 import logging
@@ -15,14 +15,17 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 import atari_wrappers
+import learners
 import rundir
+import runfiles
 from rundir import Run, StopSignals, UserError, explain_disk_errors
 
 log = logging.getLogger("chimera.evaluation")
@@ -42,14 +45,19 @@ class Test:
     def __init__(self, flags: argparse.Namespace, of_the_run: dict[str, Any]) -> None:
         self.flags = flags
         savedir = pathlib.Path(flags.savedir).expanduser()
-        # The name of the latest, as another may be the latest in a moment.
-        self.path = savedir / (flags.xpid or (savedir / "latest").resolve().name)
+        # Looked up once, as another run may be the latest in a moment.
+        self.path = runfiles.run_path(savedir / (flags.xpid or "latest"))
         self.saved = rundir.load_checkpoint(self.path / "model.tar")
-        for name in of_the_run:
+        for name, default in of_the_run.items():
             if getattr(flags, name) is None:
-                setattr(flags, name, self.saved["flags"].get(name))
+                value = self.saved["flags"].get(name)
+                setattr(flags, name, default if value is None else value)
+                if name == "amp" and value and not learners.has_bfloat16():
+                    log.info("the run used bfloat16, which this CPU lacks; the test uses float32")  # fmt: skip
+                    flags.amp = False
         flags.episode_life = False
         self.is_filmed = flags.capture_video or flags.mode == "test_render"
+        self.videos = videos_of(self.path, flags.eval_name)
         self.render_mode = "rgb_array" if self.is_filmed else None
         self.num_envs = 1 if self.is_filmed else flags.num_test_episodes
         self.num_rounds = flags.num_test_episodes if self.is_filmed else 1
@@ -74,13 +82,13 @@ class Test:
         fps = self.ATARI_FPS if is_atari else self.FPS
         pictures = [enlarged(picture) for picture in film]
         with explain_disk_errors(self.path):
-            write_video(pictures, self.path / "videos" / f"episode-{number}.mp4", fps)
+            write_video(pictures, self.videos / f"episode-{number}.mp4", fps)
             if number == 0:
                 shown = pictures[: self.SHOWN_S * fps]
                 show_video(shown, self.path / "test", fps, self.saved["step"])
 
     def report(self, returns: list[float]) -> dict[str, Any]:
-        """Prints what was found, writes it to eval.json, and says what to type next."""
+        """Prints a table of the returns and writes them to eval.json."""
         flags, step = self.flags, self.saved["step"]
         interval = mean_interval(returns)
         report = {
@@ -96,10 +104,7 @@ class Test:
             "greedy": flags.greedy,
             "returns": returns,
         }
-        with explain_disk_errors(self.path):
-            temporary = self.path / f"eval.json.{os.getpid()}.tmp"
-            temporary.write_text(json.dumps(report, indent=1) + "\n")
-            temporary.replace(self.path / "eval.json")
+        path = self.path / f"{flags.eval_name}.json"
         shown = {
             "episodes": str(len(returns)),
             **{name: f"{report[name]:.2f}" for name in ("mean", "std", "min", "max")},
@@ -109,13 +114,26 @@ class Test:
             "steps trained": str(step),
         }  # fmt: skip
         widths = [max(len(name), len(value)) for name, value in shown.items()]
-        print(f"{flags.env}, {self.path / 'eval.json'}")
+        print(f"{flags.env}, {path}")
         for row in (shown.keys(), shown.values()):
             pairs = zip(row, widths, strict=True)
             print("  ".join(text.rjust(width) for text, width in pairs))
         if self.is_filmed:
-            print(f"videos in {self.path / 'videos'}")
+            print(f"videos in {self.videos}")
+        # Written after the table is printed: the disk may be full or read-only.
+        with explain_disk_errors(path):
+            temporary = self.path / f"{path.name}.{os.getpid()}.tmp"
+            try:
+                temporary.write_text(json.dumps(report, indent=1) + "\n")
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
         return report
+
+
+def videos_of(run: pathlib.Path, eval_name: str) -> pathlib.Path:
+    """Directory of the videos of a test."""
+    return run / "videos" / ("" if eval_name == "eval" else eval_name)
 
 
 def mean_interval(values: list[float]) -> tuple[float, float] | None:
@@ -141,12 +159,18 @@ def enlarged(picture: np.ndarray) -> np.ndarray:
 
 
 def write_video(pictures: list[np.ndarray], path: pathlib.Path, fps: int) -> None:
-    """An MP4."""
+    """Writes an MP4 whole or not at all."""
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # Slow.
 
     path.parent.mkdir(parents=True, exist_ok=True)
     clip = ImageSequenceClip(pictures, fps=fps)
-    clip.write_videofile(str(path), audio=False, logger=None)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        temporary.touch()  # ffmpeg would report a missing permission as a broken pipe.
+        clip.write_videofile(str(temporary), audio=False, logger=None)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def show_video(
@@ -190,6 +214,7 @@ class Evaluator:
     """
 
     COLUMNS = ("step", "episodes", "mean", "std", "min", "max")
+    NAME = "eval_training"  # A test by hand at the same time has files of its own.
     PATIENCE_S = 120.0  # For the last test, when training is over.
 
     def __init__(
@@ -200,28 +225,37 @@ class Evaluator:
         self.command += [f"--savedir={run.path.parent}", f"--xpid={run.path.name}"]
         self.command += [f"--num_test_episodes={flags.num_test_episodes}"]
         self.command += [f"--seed={flags.seed}", "--device=cpu"]
+        self.command += [f"--eval_name={self.NAME}"]
         self.command += ["--greedy"] if flags.greedy else []
         self.is_filmed = flags.capture_video
         self.command += ["--capture_video"] if self.is_filmed else []
-        self.process: subprocess.Popen[str] | None = None
+        self.report = run.path / f"{self.NAME}.json"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.csv_file: IO[str] | None = None
         self.next_step = 0
+        self.is_slow_said = False
 
     def __enter__(self) -> "Evaluator":
         return self
 
     def __exit__(self, kind: Any, *unused_exc: Any) -> None:
-        if self.process is None:
-            return
         # A run that ends well waits for its last test; any other does not.
         deadline = time.monotonic() + (0.0 if kind else self.PATIENCE_S)
-        while self.process.poll() is None:
+        while self.process is not None and self.process.poll() is None:
             if time.monotonic() >= deadline or self.stop.received:
                 log.warning("the test of step %d was broken off", self.step)
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.communicate()
-                return
+                self.process.wait()
+                self.process = None
+                break
             time.sleep(0.1)
-        self._note()
+        try:
+            if self.process is not None:
+                self._note()
+        finally:
+            if self.csv_file is not None:
+                with explain_disk_errors(self.run.path):
+                    self.csv_file.close()
 
     def is_due(self, step: int) -> bool:
         """Whether it is time for a test, and the one before is over."""
@@ -229,29 +263,38 @@ class Evaluator:
             self._note()
         if not self.next_step:
             self.next_step = step + self.every
-        return bool(self.every) and self.process is None and step >= self.next_step
+        if not self.every or step < self.next_step:
+            return False
+        if self.process is not None and not self.is_slow_said:
+            self.is_slow_said = True
+            log.info("the test of step %d still runs: tests take longer than --eval_every, and each begins when the one before is over", self.step)  # fmt: skip
+        return self.process is None
 
     def start(self, step: int) -> None:
         """Tests the checkpoint, which is that of step."""
         self.step, self.next_step = step, step + self.every
+        with explain_disk_errors(self.run.path), contextlib.suppress(IsADirectoryError):
+            self.report.unlink(missing_ok=True)
         self.process = subprocess.Popen(
             rundir.bound_to_us(self.command, signal.SIGKILL, nice=15),
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,  # A Ctrl-C is for the run, which ends it.
         )
+        self.words = LastWords(self.process.stderr)
 
     def _note(self) -> None:
         assert self.process is not None
-        _, words = self.process.communicate()
         code, self.process = self.process.returncode, None
-        if code != 0:
-            log.warning("the test of step %d failed: %s", self.step, words[-2000:])
+        try:
+            if code != 0:
+                raise ValueError(self.words.text() or f"its exit code is {code}")
+            report = json.loads(self.report.read_text())
+        except (OSError, ValueError) as error:
+            log.warning("the test of step %d failed: %s", self.step, error)
             return
-        report = json.loads((self.run.path / "eval.json").read_text())
         row = {"step": report["steps_trained"]} | {
             name: report[name] for name in self.COLUMNS[1:]
         }
@@ -260,15 +303,37 @@ class Evaluator:
             row["step"], row["mean"], row["episodes"],
         )  # fmt: skip
         with explain_disk_errors(self.run.path):
-            path = self.run.path / "evals.csv"
-            is_new = not path.exists()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, self.COLUMNS)
-                if is_new:
-                    writer.writeheader()
-                writer.writerow(row)
-        self.run.show({"charts/eval_return": row["mean"]}, row["step"])
+            if self.csv_file is None:
+                self.csv_file, self.csv = runfiles.open_table(
+                    self.run.path / "evals.csv", self.COLUMNS, row["step"] - 1
+                )
+            self.csv.writerow(row)
+            self.csv_file.flush()
+            self.run.show({"charts/eval_return": row["mean"]}, row["step"])
         if self.is_filmed:
-            self.run.track_video(
-                self.run.path / "videos" / "episode-0.mp4", row["step"]
-            )
+            video = videos_of(self.run.path, self.NAME) / "episode-0.mp4"
+            self.run.track_video(video, row["step"])
+
+
+class LastWords:
+    """The end of what a process writes to stderr.
+
+    A thread reads all of it: a process whose pipe is full (64 KB) would wait forever.
+    """
+
+    NUM_BYTES = 2000
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.kept = stream, b""
+        self.thread = threading.Thread(target=self._read, name="stderr", daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with self.stream:
+            while data := self.stream.read1(2**16):
+                self.kept = (self.kept + data)[-self.NUM_BYTES :]
+
+    def text(self) -> str:
+        """To be asked for when the process has ended; its children may still write."""
+        self.thread.join(timeout=1.0)
+        return self.kept.decode(errors="replace")

@@ -87,7 +87,7 @@ g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
 g.add_argument("--baseline_cost", default=0.5, type=float, help="weight of the baseline loss")  # fmt: skip
 g.add_argument("--entropy_cost", default=0.01, type=float, help="weight of the entropy bonus")  # fmt: skip
-g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
+g.add_argument("--clip_rewards", action=yes_no, help="to [-1, 1], in the loss and as input of the LSTM [yes]")  # fmt: skip
 g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less variance, more bias")  # fmt: skip
 g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
 
@@ -107,7 +107,14 @@ g.add_argument("--learner_threads", type=int, help="CPU threads of the learner [
 OF_THE_RUN = {
     "env": DEFAULT_ENV, "net": "auto", "use_lstm": False,
     "full_action_set": False, "sticky_actions": None,
+    "clip_rewards": True, "amp": None,
 }  # fmt: skip
+
+# A run is not resumed with other values of these: task, network, optimizer's state.
+FIXED = (
+    "env", "sticky_actions", "full_action_set", "episode_life",
+    "net", "use_lstm", "optimizer",
+)  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:
@@ -127,7 +134,7 @@ def check_flags(flags: argparse.Namespace) -> None:
         "rmsprop_momentum",
     )
     flags.device = rundir.check_device(flags.device)
-    if flags.amp is None:
+    if flags.amp is None and flags.mode == "train":
         flags.amp = flags.device == "cpu" and learners.has_bfloat16()
     num_envs = max(flags.num_actors, 1) * flags.envs_per_actor
     # One fewer, and a batch could lack a rollout while an actor lacks a buffer.
@@ -329,9 +336,11 @@ class Net(nn.Module):
         net: str,
         use_lstm: bool,
         amp: bool = False,
+        clip_rewards: bool = True,
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
+        self.clip_rewards = clip_rewards
         leaves = atari_wrappers.leaf_spaces(space)
         bodies = [create_body(leaf, net, amp) for leaf in leaves]
         if net not in ("auto", "mlp") and not any(
@@ -366,7 +375,9 @@ class Net(nn.Module):
         ]
         x = torch.cat(features, dim=-1)  # [T * B, F]
         if self.lstm is not None:
-            reward = inputs["reward"].clamp(-1, 1).reshape(T * B, 1)
+            reward = inputs["reward"].reshape(T * B, 1)
+            if self.clip_rewards:
+                reward = reward.clamp(-1, 1)
             last_action = F.one_hot(inputs["last_action"].flatten(), self.num_actions)
             x = torch.cat([x, reward, last_action], dim=-1).view(T, B, -1)
             initial = self.initial_state(B)
@@ -411,7 +422,8 @@ def create_model(flags: argparse.Namespace, env: gym.vector.VectorEnv) -> nn.Mod
     """The agent's network; a fork returns its own with forward and initial_state."""
     num_actions = int(env.single_action_space.n)  # type: ignore[attr-defined]
     space = env.single_observation_space
-    return Net(space, num_actions, flags.net, flags.use_lstm, bool(flags.amp))
+    options = bool(flags.amp), flags.clip_rewards
+    return Net(space, num_actions, flags.net, flags.use_lstm, *options)
 
 
 # -------------------------------------------------------------------------- losses
@@ -573,12 +585,6 @@ class Learner:
         }
 
     def restore(self, saved: dict[str, Any], flags: argparse.Namespace) -> None:
-        for name in ("env", "optimizer"):
-            if (before := saved["flags"][name]) != getattr(flags, name):
-                raise UserError(
-                    f"--xpid={flags.xpid} was trained with --{name}={before}; pass "
-                    "that, or another --xpid"
-                )
         rundir.load_weights(self.model, saved, vars(flags))
         self.optimizer.load_state_dict(saved["optimizer_state_dict"])
         for group in self.optimizer.param_groups:  # The flags of now, not of then.
@@ -705,6 +711,7 @@ def train(flags: argparse.Namespace) -> int:
         rundir.Run(flags, STATS + rollouts.STATS) as run,
     ):
         if saved := run.restore():
+            run.check_resume(parser, saved, FIXED)
             learner.restore(saved, flags)
         run.check_unfinished(learner.step)
         run.begin(learner.step)

@@ -96,7 +96,7 @@ g = parser.add_argument_group("loss")
 g.add_argument("--discounting", default=0.99, type=float, help="gamma, per step")
 g.add_argument("--baseline_cost", default=0.5, type=float, help="weight of the baseline loss")  # fmt: skip
 g.add_argument("--entropy_cost", default=0.01, type=float, help="weight of the entropy bonus")  # fmt: skip
-g.add_argument("--clip_rewards", default=True, action=yes_no, help="to [-1, 1], in the loss only")  # fmt: skip
+g.add_argument("--clip_rewards", action=yes_no, help="to [-1, 1], in the loss and as input of the LSTM [yes]")  # fmt: skip
 g.add_argument("--vtrace_lambda", default=1.0, type=float, help="below 1: less variance, more bias")  # fmt: skip
 g.add_argument("--loss_reduction", default="mean", choices=["mean", "sum"], help="over the T x B transitions")  # fmt: skip
 
@@ -118,7 +118,14 @@ g.add_argument("--compile", default=False, action=yes_no, help="torch.compile th
 OF_THE_RUN = {
     "env": polybeast_env.DEFAULT_ENV, "net": "auto", "use_lstm": False,
     "full_action_set": False, "sticky_actions": None,
+    "clip_rewards": True, "amp": None,
 }  # fmt: skip
+
+# A run is not resumed with other values of these: task, network, optimizer's state.
+FIXED = (
+    "env", "sticky_actions", "full_action_set", "episode_life",
+    "net", "use_lstm", "optimizer",
+)  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:
@@ -163,7 +170,7 @@ def check_flags(flags: argparse.Namespace) -> None:
     for name in ("actor_device", "learner_device"):
         device = rundir.check_device(getattr(flags, name))
         setattr(flags, name, device)
-    if flags.amp is None:
+    if flags.amp is None and flags.mode == "train":
         is_on_cpu = flags.actor_device == flags.learner_device == "cpu"
         flags.amp = is_on_cpu and learners.has_bfloat16()
     polybeast_env.security_options(flags)
@@ -316,9 +323,11 @@ class Net(nn.Module):
         net: str,
         use_lstm: bool,
         amp: bool = False,
+        clip_rewards: bool = True,
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
+        self.clip_rewards = clip_rewards
         leaves = atari_wrappers.leaf_spaces(space)
         bodies = [create_body(leaf, net, amp) for leaf in leaves]
         if net not in ("auto", "mlp") and not any(
@@ -353,7 +362,9 @@ class Net(nn.Module):
         ]
         x = torch.cat(features, dim=-1)  # [T * B, F]
         if self.lstm is not None:
-            reward = inputs["reward"].clamp(-1, 1).reshape(T * B, 1)
+            reward = inputs["reward"].reshape(T * B, 1)
+            if self.clip_rewards:
+                reward = reward.clamp(-1, 1)
             last_action = F.one_hot(inputs["last_action"].flatten(), self.num_actions)
             x = torch.cat([x, reward, last_action], dim=-1).view(T, B, -1)
             initial = self.initial_state(B)
@@ -398,7 +409,8 @@ def create_model(
     flags: argparse.Namespace, space: gym.Space, num_actions: int
 ) -> nn.Module:
     """The agent's network; a fork returns its own with forward and initial_state."""
-    return Net(space, num_actions, flags.net, flags.use_lstm, bool(flags.amp))
+    options = bool(flags.amp), flags.clip_rewards
+    return Net(space, num_actions, flags.net, flags.use_lstm, *options)
 
 
 # -------------------------------------------------------------------------- losses
@@ -553,12 +565,6 @@ class Learner:
         }
 
     def restore(self, saved: dict[str, Any], flags: argparse.Namespace) -> None:
-        for name in ("env", "optimizer"):
-            if (before := saved["flags"][name]) != getattr(flags, name):
-                raise UserError(
-                    f"--xpid={flags.xpid} was trained with --{name}={before}; pass "
-                    "that, or another --xpid"
-                )
         rundir.load_weights(self.model, saved, vars(flags))
         self.optimizer.load_state_dict(saved["optimizer_state_dict"])
         for group in self.optimizer.param_groups:  # The flags of now, not of then.
@@ -700,6 +706,8 @@ def train(flags: argparse.Namespace) -> int:
         run_class(flags, STATS + servers.STATS) as run,
     ):
         saved = group.of_first(run.restore())
+        if saved:
+            run.check_resume(parser, saved, FIXED)
         step = saved["step"] if saved else 0
         run.check_unfinished(step)
         seed = rollouts.derive_seed(flags.seed, step, *[group.rank] * (group.rank > 0))

@@ -360,6 +360,8 @@ def next_step(flags: argparse.Namespace) -> str:
     seen = [a.replace("0.0.0.0", platform.node()) for a in listening]
     words = ["--env", flags.env, "--server_addresses", ",".join(seen)]
     words += ["--token_file", flags.token_file] if flags.token_file else []
+    if flags.max_message_bytes != parser.get_default("max_message_bytes"):
+        words += ["--max_message_bytes", str(flags.max_message_bytes)]
     return f"train with: python -m polybeast {shlex.join(words)}"
 
 

@@ -4,18 +4,18 @@
 What no research idea edits, shared by the agents. A directory holds `meta.json`,
 `logs.csv`, TensorBoard events, `model.tar` (and `model.prev.tar`, the one before),
 `eval.json` (the last test), `evals.csv` (tests while it trained) and `videos/`;
-`latest` beside it links to the newest run.
+the file `latest` beside it names the newest run.
 """
 
 import argparse
 import collections
 import contextlib
-import csv
 import datetime
 import difflib
 import errno
 import fcntl
 import importlib.util
+import itertools
 import json
 import logging
 import math
@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,12 +38,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+import runfiles
+
 log = logging.getLogger("chimera.rundir")
 
 CHECKPOINT_KEYS = {"model_state_dict", "optimizer_state_dict", "step", "updates"}
 CHECKPOINT_KEYS |= {"seconds", "num_episodes", "episodes", "rng_state", "flags"}
 
 Episode = tuple[float, int]  # Return and steps of a whole game.
+
+
+# Flags that say nothing about how a run trains.
+NOT_COMPARED = {"command", "mode", "savedir", "xpid", "rank", "eval_name"}
 
 
 class UserError(Exception):
@@ -82,7 +89,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, program: str, parents: Sequence[argparse.ArgumentParser], description: str
     ) -> None:
-        name = pathlib.Path(program).stem
+        name = shlex.quote(pathlib.Path(program).stem)
         super().__init__(
             prog=f"python -m {name}",
             usage="%(prog)s [--flag value ...]",
@@ -92,7 +99,7 @@ class Parser(argparse.ArgumentParser):
             epilog="Example: %(prog)s --env BreakoutNoFrameskip-v4 --xpid breakout",
             formatter_class=HelpFormatter,
             parents=[make_run_parser(), *parents],
-            allow_abbrev=False,  # A slip of the pen would be taken for another flag.
+            allow_abbrev=False,  # A typo would silently match another flag.
         )
 
     def error(self, message: str) -> NoReturn:
@@ -130,6 +137,7 @@ def make_run_parser() -> argparse.ArgumentParser:
     g.add_argument("--num_test_episodes", default=10, type=int, help="whole games to play")  # fmt: skip
     g.add_argument("--greedy", default=False, action=yes_no, help="take the likeliest action instead of sampling")  # fmt: skip
     g.add_argument("--capture_video", default=False, action=yes_no, help="a video of every game, as with --mode test_render")  # fmt: skip
+    g.add_argument("--eval_name", default="eval", help="name of the results: NAME.json in the run's directory, videos in videos/NAME (of eval: in videos)")  # fmt: skip
     g.add_argument("--eval_every", default=0, type=steps, metavar="N", help="steps between tests while it trains, in a process of their own; 0: no tests")  # fmt: skip
     return parent
 
@@ -156,6 +164,7 @@ def check_run_flags(
     )
     reserved = ("..", "latest") if flags.mode == "train" else ("..",)
     check_plain_name("xpid", flags.xpid, reserved)
+    check_plain_name("eval_name", flags.eval_name, ("..", "meta"))
     if flags.track and importlib.util.find_spec("wandb") is None:
         raise ValueError(
             "--track needs the package wandb; run: pip install wandb && wandb login "
@@ -172,11 +181,28 @@ def command(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> str:
         value = getattr(flags, action.dest, None)
         if value in (None, action.default):
             continue
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{action.dest}")
-        else:
-            words.append(shlex.join([f"--{action.dest}", str(value)]))
+        words.append(as_typed(action.dest, value))
     return " ".join(words)
+
+
+def as_typed(name: str, value: Any) -> str:
+    """The flag as it is typed in a shell."""
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    if str(value).startswith("-"):  # argparse would take the value for a flag.
+        return shlex.quote(f"--{name}={value}")
+    return shlex.join([f"--{name}", str(value)])
+
+
+def typed_path(path: str | pathlib.Path) -> str:
+    """The path as it is typed in a shell; one that begins with "-" is no flag."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def given_flags(command: str) -> set[str]:
+    """Names of the flags in a command that `command` made."""
+    return {*re.findall(r"(?<!\S)'?--(?:no-)?(\w+)", command)}
 
 
 def main(
@@ -191,6 +217,7 @@ def main(
         format="[%(levelname)s %(asctime)s] %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("chimera").setLevel(logging.INFO)
+    threading.excepthook = report_thread_error
     try:
         check_flags(flags)
     except ValueError as error:
@@ -206,6 +233,16 @@ def main(
     except KeyboardInterrupt:
         log.error("interrupted")
         return 130
+
+
+def report_thread_error(args: Any) -> None:
+    """Prints the error of a thread, but not that of TensorBoard's writer on a full disk.
+
+    The writer raises it again in the thread that logs next, which says it in a sentence.
+    """
+    is_writer = type(args.thread).__name__ == "_AsyncWriterThread"
+    if not (is_writer and isinstance(args.exc_value, OSError)):
+        threading.__excepthook__(args)
 
 
 def num_cores() -> int:
@@ -325,14 +362,16 @@ class Run:
     }  # fmt: skip
 
     def __init__(self, flags: argparse.Namespace, stats: Iterable[str]) -> None:
-        self.agent = flags.command.split()[2]
+        self.agent = shlex.split(flags.command)[2]
+        savedir = pathlib.Path(flags.savedir).expanduser()
         if not flags.xpid:
-            name = flags.env.replace("/", "-").replace(":", "-")
-            flags.xpid = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-            flags.command += f" --xpid {flags.xpid}"
+            flags.xpid = new_directory(savedir, flags.env)
+            flags.command += " " + as_typed("xpid", flags.xpid)
         self.flags = flags
-        self.path = pathlib.Path(flags.savedir).expanduser() / flags.xpid
+        self.path = savedir / flags.xpid
         self.columns = (*self.FIXED, *stats)
+        self.flags_before: dict[str, Any] = {}  # Of the checkpoint that is resumed.
+        self.changed: list[str] = []  # Flags that differ from them, in words.
         self.checkpoint = self.path / "model.tar"
         self.seconds_before = 0.0  # Of training, in the lives of this run before.
         self.waited_s = self.waited_before_row_s = 0.0
@@ -358,17 +397,18 @@ class Run:
         return self
 
     def __exit__(self, *unused_exc: Any) -> None:
-        with explain_disk_errors(self.path):
-            if self.bar:
-                self.bar.close()
-            if self.csv_file:
-                self.csv_file.close()
-            if self.writer:
-                self._write_final_return()
-                self.writer.close()
+        # All of it is closed, also where one fails: a full disk fails them in turn.
+        with explain_disk_errors(self.path), contextlib.ExitStack() as stack:
+            stack.callback(self.lock.close)
             if self.tracker:
-                self.tracker.finish()
-        self.lock.close()
+                stack.callback(self.tracker.finish)
+            if self.writer:
+                stack.callback(self.writer.close)
+                stack.callback(self._write_final_return)
+            if self.csv_file:
+                stack.callback(self.csv_file.close)
+            if self.bar:
+                stack.callback(self.bar.close)
 
     def restore(self) -> dict[str, Any] | None:
         """The state given to save() last, None in a fresh run. Changes no file."""
@@ -381,6 +421,40 @@ class Run:
         torch.set_rng_state(saved["rng_state"])
         return saved
 
+    def check_resume(
+        self,
+        parser: argparse.ArgumentParser,
+        saved: dict[str, Any],
+        fixed: Sequence[str],
+    ) -> None:
+        """Compares the flags with the checkpoint's; begin() says which differ.
+
+        Raises UserError where fixed ones do. A flag that is left to the machine, then and
+        now, may differ without a word; one that the checkpoint lacks is as it is now.
+        """
+        self.flags_before = before = saved["flags"]
+        now = vars(self.flags)
+        given = given_flags(before.get("command", "")) | given_flags(now["command"])
+        defaults = {action.dest: action.default for action in parser._actions}
+        refused = []
+        for name in sorted(before.keys() & now.keys() - NOT_COMPARED):
+            old, new = before[name], now[name]
+            if (bool(old) if isinstance(new, bool) else old) == new:
+                continue
+            if name in fixed:
+                refused.append(
+                    f"without --{name}" if old is None else as_typed(name, old)
+                )
+            elif name not in defaults:  # Found out by check_flags: num_learners.
+                self.changed.append(f"{name} {old} -> {new}")
+            elif name in given or defaults[name] not in (None, "auto"):
+                self.changed.append(f"--{name} {old} -> {new}")
+        if refused:
+            raise UserError(
+                f"--xpid={self.flags.xpid} was trained {describe_flags(refused)}; pass "
+                "that to resume it, or another --xpid to begin a new run"
+            )
+
     def check_unfinished(self, step: int) -> None:
         if step >= self.flags.total_steps:
             raise UserError(
@@ -389,36 +463,60 @@ class Run:
             )
 
     def begin(self, step: int) -> None:
-        """Writes meta.json, points `latest` here and opens the logs to go on at step."""
+        """Writes meta.json and `latest`, and opens the logs to go on at step."""
         from torch.utils.tensorboard import SummaryWriter  # Slow: only where it logs.
         from tqdm import tqdm
 
         with explain_disk_errors(self.path):
-            meta = self.path / "meta.json.tmp"
-            described = describe(self.agent, vars(self.flags))
-            meta.write_text(json.dumps(described, indent=1, default=str) + "\n")
-            meta.replace(self.path / "meta.json")
-            latest = self.path.parent / "latest"
-            with contextlib.suppress(OSError):  # Some file systems have no links.
-                latest.unlink(missing_ok=True)
-                latest.symlink_to(self.path.name)
-            self._open_csv(step)
+            self._write_meta(step)
+            runfiles.write_latest(self.path)
+            self.csv_file, self.csv = runfiles.open_table(
+                self.path / "logs.csv", self.columns, last_step=step
+            )
             self.writer = SummaryWriter(str(self.path), purge_step=step or None)
             self._write_hparams()
         if self.flags.track:
             self.tracker = start_tracking(self.path, self.agent, vars(self.flags))
         total, env = self.flags.total_steps, self.flags.env
         log.info("%s learns %s from step %d to %d", self.agent, env, step, total)
+        if self.changed:
+            log.info("flags differ from the checkpoint's: %s", ", ".join(self.changed))
         log.info(
-            "results go to %s; curves: tensorboard --logdir %s; Ctrl-C saves and stops",
+            "results go to %s; curves: tensorboard %s; Ctrl-C saves and stops",
             self.path,
-            self.path.parent,
+            as_typed("logdir", self.path.parent),
         )
         self.bar = tqdm(
             total=total, initial=step, unit=" steps", disable=not sys.stderr.isatty()
         )
         self.step_at_log = step
         self.started = self.saved_at = self.logged_at = time.monotonic()
+
+    def _write_meta(self, step: int) -> None:
+        """Writes meta.json; "history" lists all starts and the flags that they changed."""
+        path, temporary = self.path / "meta.json", self.path / "meta.json.tmp"
+        meta = describe(self.agent, vars(self.flags)) | {"columns": self.columns}
+        before: dict[str, Any] = {"flags": self.flags_before}
+        try:
+            if path.exists():
+                before = runfiles.read_meta(self.path)
+        except runfiles.DamagedFileError as error:
+            runfiles.keep_damaged(path, str(error.__cause__))
+        history = before.get("history")
+        if not isinstance(history, list):  # Of an older version, or there was none.
+            history = [start_of(before, None, {})] if "started" in before else []
+        old, new = before["flags"], json.loads(json.dumps(meta["flags"], default=str))
+        changed = {
+            name: [old[name], new[name]]
+            for name in sorted(old.keys() & new.keys() - {"command"})
+            if old[name] != new[name]
+        }
+        meta["history"] = [*history, start_of(meta, step, changed)]
+        try:
+            temporary.write_text(json.dumps(meta, indent=1, default=str) + "\n")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _write_hparams(self) -> None:
         """The flags for TensorBoard's HPARAMS; the return comes with the run's end."""
@@ -438,25 +536,6 @@ class Run:
             final = {"charts/final_return": self.row["mean_episode_return"]}
             self.show(final, self.row["step"])
             self.writer.file_writer.add_summary(self.hparams_end)
-
-    def _open_csv(self, step: int) -> None:
-        """Keeps rows up to step: later ones belong to updates lost with a crash."""
-        path = self.path / "logs.csv"
-        rows = []
-        if path.exists():
-            # A power cut may leave half a row, or zeros, at the end.
-            with path.open(newline="", errors="replace") as old:
-                for row in csv.DictReader(line.replace("\0", "") for line in old):
-                    number = row.get("step") or ""
-                    if number.isdigit() and int(number) <= step:
-                        rows.append(row)
-        renewed = self.path / "logs.csv.tmp"
-        self.csv_file = renewed.open("w", newline="")
-        self.csv = csv.DictWriter(self.csv_file, self.columns, extrasaction="ignore")
-        self.csv.writeheader()
-        self.csv.writerows(rows)
-        self.csv_file.flush()
-        renewed.replace(path)
 
     def seconds(self) -> float:
         """Of training so far, over all lives of the run."""
@@ -566,9 +645,10 @@ class Run:
     def end(self, step: int, stop: StopSignals) -> int:
         """Says what to type next; gives the exit code."""
         savedir = self.flags.savedir
-        where = f" --savedir {shlex.quote(savedir)}" if savedir != "runs" else ""
-        test = f"python -m {self.agent} --mode test{where} --xpid {self.flags.xpid}"
-        path = shlex.quote(str(self.path))
+        words = [as_typed("savedir", savedir)] if savedir != "runs" else []
+        where = " ".join([*words, as_typed("xpid", self.flags.xpid)])
+        test = f"python -m {shlex.quote(self.agent)} --mode"
+        path, picture = typed_path(self.path), typed_path(f"{self.path.name}.png")
         again, longer = self.flags.command, self._longer()
         if getattr(self.flags, "num_learners", 1) > 1:
             again = "the same torchrun command"
@@ -578,9 +658,9 @@ class Run:
             log.info("resume with: %s", again)
         else:
             log.info("done; train on with: %s", longer)
-        log.info("test: %s", test)
-        log.info("videos: %s", test.replace("--mode test", "--mode test_render"))
-        log.info("plot: python -m tools.plot %s --out %s.png", path, self.path.name)
+        log.info("test: %s test %s", test, where)
+        log.info("videos: %s test_render %s", test, where)
+        log.info("plot: python -m tools.plot %s --out %s", path, picture)
         return 128 + stop.received if stop.received else 0
 
     def _longer(self) -> str:
@@ -622,12 +702,7 @@ class Run:
                     file.flush()
                     os.fsync(file.fileno())
                 if self.checkpoint.exists():
-                    previous = self.path / "model.prev.tar"
-                    previous.unlink(missing_ok=True)
-                    try:
-                        os.link(self.checkpoint, previous)
-                    except OSError:  # A file system without hard links.
-                        shutil.copyfile(self.checkpoint, previous)
+                    runfiles.keep_copy(self.checkpoint, self.path / "model.prev.tar")
                 os.replace(temporary, self.checkpoint)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -660,6 +735,23 @@ class NoRun(Run):
         pass
 
 
+def new_directory(savedir: pathlib.Path, env: str) -> str:
+    """Name of a run after its environment and the time; its directory is made here.
+
+    Runs that start in the same second, or after the clock was set back, differ by a number.
+    """
+    plain = env.replace("/", "-").replace(":", "-")
+    first = name = f"{plain}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    with explain_disk_errors(savedir):
+        for number in itertools.count(2):
+            try:
+                (savedir / name).mkdir(parents=True)
+                break
+            except FileExistsError:
+                name = f"{first}-{number}"
+    return name
+
+
 @contextlib.contextmanager
 def explain_disk_errors(path: pathlib.Path) -> Iterator[None]:
     """Turns a full disk and the like into a sentence; what was saved stays."""
@@ -667,18 +759,23 @@ def explain_disk_errors(path: pathlib.Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         # torch.save reports a failed write as a RuntimeError about its zip file.
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        of_torch = re.search("PytorchStreamWriter|inline_container", str(error))
+        if isinstance(error, RuntimeError) and not of_torch:
             raise
         existing = next(
             p for p in [path, *path.parents, pathlib.Path(".")] if p.exists()
         )
         free = shutil.disk_usage(existing).free
-        what = str(error).splitlines()[0]
-        if getattr(error, "errno", None) == errno.ENOSPC or free < 2**20:
+        what, advice = str(error).splitlines()[0], "make it writable"
+        number = getattr(error, "errno", None)
+        if number not in (errno.EROFS, errno.EACCES) and (
+            number == errno.ENOSPC or free < 2**20
+        ):
             what = f"no space left on the disk ({free / 2**20:.1f} MiB free)"
+            advice = "make room"
         raise UserError(
-            f"cannot write {path}: {what}; the last checkpoint is as it was. Make room "
-            "or pass another --savedir, then start again with the same --xpid"
+            f"cannot write {path}: {what}; the last checkpoint is as it was; {advice} "
+            "and type the same command again, or pass another --savedir for a new run"
         ) from error
 
 
@@ -699,9 +796,8 @@ def load_checkpoint(path: pathlib.Path) -> dict[str, Any]:
         ) from None
     except Exception as error:
         previous = path.with_name("model.prev.tar")
-        advice = (
-            f"run: mv {previous} {path}" if previous.exists() else "pass another --xpid"
-        )
+        move = f"run: mv {typed_path(previous)} {typed_path(path)}"
+        advice = move if previous.exists() else "pass another --xpid"
         what = str(error).splitlines()[0]
         raise UserError(
             f"cannot read the checkpoint {path} ({what}); {advice}"
@@ -717,7 +813,7 @@ def load_weights(
     except RuntimeError as error:
         before = saved.get("flags", {})
         differing = " ".join(
-            f"--{name}={before[name]}"
+            as_typed(name, before[name])
             for name in ("env", "net", "use_lstm", "full_action_set")
             if name in before and before[name] != flags.get(name)
         )
@@ -756,6 +852,20 @@ def describe(agent: str, flags: dict[str, Any]) -> dict[str, Any]:
         "cores": num_cores(),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
+
+
+def start_of(meta: dict[str, Any], step: int | None, changed: Any) -> dict[str, Any]:
+    """An entry of meta.json's history: when, where and by which code a run went on."""
+    names = ("started", "commit", "host")
+    return {"step": step} | {name: meta.get(name) for name in names} | {"changed": changed}  # fmt: skip
+
+
+def describe_flags(flags: list[str]) -> str:
+    """Flags in words: "with --env X --use_lstm and without --sticky_actions"."""
+    absent = [flag for flag in flags if flag.startswith("without")]
+    present = [flag for flag in flags if flag not in absent]
+    words = [f"with {' '.join(present)}"] * bool(present) + absent
+    return " and ".join(words)
 
 
 # Names of files and hosts, which stay here when flags are shown elsewhere.

@@ -159,6 +159,7 @@ setup(
         "atari_wrappers",
         "rollouts",
         "rundir",
+        "runfiles",
         "evaluation",
     ],
     ext_modules=[atari] if os.environ.get("CHIMERA_NO_LIBBEAST") else [atari, core],

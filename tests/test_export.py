@@ -94,6 +94,11 @@ def original(agent, run):
         # What is exported is float32, also of a run with bfloat16.
         ("monobeast", ["--env=PongNoFrameskip-v4", "--total_steps=40", "--no-amp"]),
         ("monobeast", ["--env=tests.envs:Nested-v0", "--use_lstm", "--no-amp"]),
+        # Its rewards are above 1.
+        (
+            "monobeast",
+            ["--env=tests.envs:Counting-v0", "--use_lstm", "--no-clip_rewards"],
+        ),
         pytest.param("polybeast", ["--env=CartPole-v1"], marks=needs_libbeast),
     ],
 )

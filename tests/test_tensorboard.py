@@ -3,9 +3,11 @@
 
 import importlib.util
 import io
+import json
 import os
 import subprocess
 import sys
+import urllib.request
 
 import PIL.Image
 import pytest
@@ -15,7 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import monobeast
 import rundir
 from tests import browser
-from tests.conftest import ROOT, make_flags, read_logs
+from tests.conftest import ROOT, make_flags, read_logs, wait_for
 
 SHORT = ["--env=CartPole-v1", "--num_actors=0", "--log_s=0.05", "--total_steps=6400"]
 
@@ -28,7 +30,6 @@ def savedir(tmp_path_factory):
     assert monobeast.main(monobeast.parser.parse_args([*SHORT, *where])) == 0
     test = ["--mode=test", "--capture_video", "--num_test_episodes=2"]
     assert monobeast.main(monobeast.parser.parse_args([*test, *where])) == 0
-    (savedir / "latest").unlink()  # TensorBoard would show the run twice.
     return savedir
 
 
@@ -69,6 +70,18 @@ def test_hparams_have_the_flags_and_the_final_return(savedir):
     assert final.step == 6400
     mean = float(read_logs(savedir / "short")[-1]["mean_episode_return"])
     assert final.value == pytest.approx(mean, rel=1e-4)
+
+
+def test_every_run_is_shown_once(savedir):
+    """By TensorBoard's own server, which follows links."""
+    with browser.tensorboard(savedir) as url:
+
+        def shown():
+            with urllib.request.urlopen(f"{url}data/runs", timeout=10) as answer:
+                return sorted(json.load(answer))
+
+        wait_for(lambda: "short/test" in shown(), "the test is not shown")
+        assert shown() == ["short", "short/test"]
 
 
 def test_a_video_of_a_test_moves(savedir):

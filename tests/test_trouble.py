@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes, real signals, real full disks."""
 
+import contextlib
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
-from tests.conftest import alive, wait_for
+import monobeast
+from tests.conftest import ROOT, alive, read_logs, wait_for
 
 # One at a time: they look for what others leave in shared memory.
 pytestmark = pytest.mark.xdist_group("shared memory")
 
 LONG = ("--total_steps=1000000000", "--envs_per_actor=4", "--batch_size=4")
 CARTPOLE = ("--env=CartPole-v1", *LONG)
+AGENTS = ["monobeast"]
+if not os.environ.get("CHIMERA_NO_LIBBEAST"):
+    AGENTS += ["polybeast"]
 TROUBLED = ("--env=tests.envs:Troubled-v0", *LONG)
 
 
@@ -187,3 +194,154 @@ def test_too_little_shared_memory_is_said_before_it_kills(start):
     assert run.wait() == 1
     assert "MiB more of /dev/shm, 1 MiB are free" in run.text()
     assert "--shm-size" in run.text()
+
+
+FULL = ("--env=CartPole-v1", "--num_actors=0", "--envs_per_actor=2", "--batch_size=2")
+FULL += ("--unroll_length=5", "--log_s=0.001", "--checkpoint_s=0.02", "--xpid=test")
+
+
+def leave_pages(disk, count):
+    """Fills the disk but for so many pages of 4 KiB."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        with contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        filler.truncate(filler.tell() - count * 4096)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_disk_that_is_full_at_any_write(small_disk, caplog, capsys, is_resumed):
+    """Each time a bit later: meta.json, latest, logs.csv, events, model.tar."""
+    args = [*FULL, f"--savedir={small_disk}"]
+    said = set()
+    for pages in range(0, 36, 2):
+        shutil.rmtree(small_disk / "test", ignore_errors=True)
+        if is_resumed:
+            first = monobeast.parser.parse_args([*args, "--total_steps=50"])
+            assert monobeast.main(first) == 0
+        leave_pages(small_disk, pages)
+        caplog.clear()
+        flags = monobeast.parser.parse_args([*args, "--total_steps=600"])
+        code = monobeast.main(flags)
+        assert not list(small_disk.rglob("*.tmp"))
+        if code:
+            (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+            assert "no space left on the disk" in record.getMessage()
+            said.add(record.getMessage().split(":")[0])
+        (small_disk / "filler").unlink()
+        if code:
+            again = monobeast.parser.parse_args([*args, "--total_steps=700"])
+            assert monobeast.main(again) == 0
+            assert read_logs(small_disk / "test")[-1]["step"] == "700"
+    assert len(said) == 2  # The directory, and model.tar.
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_results_of_a_test_are_shown_on_a_full_disk(small_disk, start):
+    run = start(*CARTPOLE[:1], "--num_actors=0", "--total_steps=640")
+    assert run.wait() == 0, run.text()
+    leave_pages(small_disk, 0)
+    for mode, is_shown in (("test", True), ("test_render", False)):
+        test = start(f"--mode={mode}", "--num_test_episodes=2")
+        assert test.wait() == 1, test.text()
+        assert "no space left on the disk" in test.text()
+        assert "Traceback" not in test.text()
+        assert ("steps trained" in test.text()) == is_shown
+    files = [p.name for p in run.path.rglob("*") if p.is_file()]
+    assert not [name for name in files if "eval" in name or "mp4" in name]
+
+
+def test_a_read_only_directory_is_named_and_can_be_looked_at(small_disk, start):
+    args = [*CARTPOLE[:1], "--num_actors=0"]
+    run = start(*args, "--total_steps=640")
+    assert run.wait() == 0, run.text()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    again = start(*args, "--total_steps=1280")
+    new = start(*args, "--xpid=", "--total_steps=1280")
+    test = start("--mode=test", "--num_test_episodes=2")
+    video = start("--mode=test_render", "--num_test_episodes=2")
+    for process in (again, new, test, video):
+        assert process.wait() == 1, process.text()
+        assert "Read-only file system" in process.text()
+        assert "make it writable" in process.text()
+        assert "Traceback" not in process.text()
+    assert "steps trained" in test.text()  # The table.
+    listed = subprocess.run(
+        [sys.executable, "-m", "tools.runs", "--savedir", str(small_disk)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "640 of 640" in listed.stdout
+
+
+# Adds the seconds in a file to the wall clock of the process.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long jump(void) {
+  long seconds = 0;
+  FILE *file = fopen(getenv("CLOCK_JUMP"), "r");
+  if (file && fscanf(file, "%ld", &seconds) != 1) seconds = 0;
+  if (file) fclose(file);
+  return seconds;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(clock, now);
+  if (clock == CLOCK_REALTIME) now->tv_sec += jump();
+  return result;
+}
+time_t time(time_t *out) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (out) *out = now.tv_sec;
+  return now.tv_sec;
+}
+int gettimeofday(struct timeval *out, void *zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  out->tv_sec = now.tv_sec;
+  out->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_jumps_of_the_clock_change_nothing(start, tmp_path, agent):
+    library, jump = tmp_path / "clock.so", tmp_path / "jump"
+    source = tmp_path / "clock.c"
+    source.write_text(CLOCK)
+    compile_it = ["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    subprocess.run(compile_it, check=True)
+    jump.write_text("0")
+    few = {"monobeast": ["--num_actors=1"], "polybeast": ["--num_servers=1"]}[agent]
+    args = ["--env=CartPole-v1", "--total_steps=1000000000", "--checkpoint_s=0.5", *few]
+    env = {"LD_PRELOAD": str(library), "CLOCK_JUMP": str(jump)}
+    run = start(
+        *args, "--eval_every=1000", "--num_test_episodes=1", agent=agent, env=env
+    )
+    step = run.wait_for_step(500)
+    for seconds in (-86_400, 86_400, 400 * 86_400, -40 * 86_400, 0):
+        jump.write_text(str(seconds))
+        step = run.wait_for_step(step + 2000)
+    before = (run.path / "model.tar").stat().st_ino
+    wait_for(lambda: (run.path / "model.tar").stat().st_ino != before, run.text)
+    wait_for((run.path / "evals.csv").exists, run.text)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 143, run.text()
+    assert not re.findall(r"WARNING \S+ (?!the test .* was broken off)", run.text())
+    rows = read_logs(run.path)
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < 200
+    assert all(float(row["sps"]) > 0 for row in rows)

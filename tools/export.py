@@ -37,15 +37,15 @@ import torch
 
 import atari_wrappers
 import rundir
+import runfiles
 from rundir import UserError
-from tools import runs
 
 parser = argparse.ArgumentParser(
     prog="python -m tools.export",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("run", type=pathlib.Path, help="directory of a run, such as runs/latest")  # fmt: skip
+parser.add_argument("run", type=runfiles.run_path, help="directory of a run, such as runs/latest")  # fmt: skip
 parser.add_argument("--out", required=True, type=pathlib.Path, help="directory to write; one exported to before is renewed")  # fmt: skip
 parser.add_argument("--agent", help="module of the agent, if it is one of your own [that of the run]")  # fmt: skip
 parser.add_argument("--push_to_hub", metavar="REPO", help="also upload it to huggingface.co, as private if REPO is new; needs pip install huggingface_hub and hf auth login [nothing is uploaded]")  # fmt: skip
@@ -116,8 +116,9 @@ def build_model(
 ) -> Any:
     """The agent's model with new weights."""
     namespace = agent.parser.parse_args([])
-    for name, value in flags.items():
-        setattr(namespace, name, value)
+    for name, value in (agent.OF_THE_RUN | flags).items():
+        default = agent.OF_THE_RUN.get(name)  # What an older version did not export.
+        setattr(namespace, name, default if value is None else value)
     # PolyBeast's takes spaces, as its environments live elsewhere.
     if len(inspect.signature(agent.create_model).parameters) == 3:
         return agent.create_model(namespace, space, num_actions)
@@ -136,7 +137,7 @@ def read_config(directory: str | pathlib.Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(
             f"there is no {path}; make one with: python -m tools.export RUN --out "
-            f"{directory}"
+            f"{shlex.quote(str(directory))}"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is no JSON ({error}); export the run again") from error
@@ -218,10 +219,11 @@ def export(run: pathlib.Path, out: pathlib.Path, agent: str | None = None) -> No
         raise UserError(f"{run} has no logs.csv to draw the learning curve of")
     if out.exists() and any(out.iterdir()) and not (out / "config.json").exists():
         raise UserError(f"{out} holds other things; pass an empty or new --out")
-    meta = runs.read_meta(run)
+    meta = runfiles.read_meta(run)
     module = import_agent(agent or meta["agent"], agent)
     saved = rundir.load_checkpoint(run / "model.tar")
     flags = {name: saved["flags"].get(name) for name in module.OF_THE_RUN}
+    flags.pop("amp", None)  # In float32 it says the same on every machine.
     space, num_actions = find_spaces(module, flags)
     model = build_model(module, flags, space, num_actions)
     rundir.load_weights(model, saved, {**flags, "xpid": run.resolve().name})
@@ -364,7 +366,7 @@ def main(args: argparse.Namespace) -> int:
             push_to_hub(args.out, args.push_to_hub)
             print(f"uploaded to https://huggingface.co/{args.push_to_hub}")
         return 0
-    except (UserError, OSError) as error:
+    except (UserError, runfiles.DamagedFileError, OSError) as error:
         print(f"tools.export: {error}", file=sys.stderr)
         return 1
 

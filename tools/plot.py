@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
+import runfiles
 from tools import runs
 
 parser = argparse.ArgumentParser(
@@ -36,7 +37,7 @@ parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("runs", nargs="+", type=pathlib.Path, help="directories of runs, of sweeps, or logs.csv files")  # fmt: skip
+parser.add_argument("runs", nargs="+", type=runfiles.run_path, help="directories of runs, of sweeps, or logs.csv files")  # fmt: skip
 parser.add_argument("--out", default=pathlib.Path("curve.png"), type=pathlib.Path, help="PNG, PDF or SVG to write [curve.png]")  # fmt: skip
 parser.add_argument("--x", default="both", choices=["steps", "minutes", "both"], help="what to draw it over [both]")  # fmt: skip
 parser.add_argument("--y", default="mean_episode_return", metavar="COLUMN", help="column of logs.csv [mean_episode_return, which is of the last 100 episodes]")  # fmt: skip
@@ -80,11 +81,10 @@ def read_curve(path: pathlib.Path, column: str) -> Curve:
     """Rows that have a value in the column; a bare CSV file is its own variant."""
     meta = runs.read_meta(path) if (path / "meta.json").exists() else {}
     logs = path / "logs.csv" if path.is_dir() else path
-    with logs.open(newline="", errors="replace") as file:
-        rows = list(csv.DictReader(line.replace("\0", "") for line in file))
+    rows = runs.read_logs(path)
     if rows and column not in rows[0]:
         raise PlotError(f"{logs} has no column {column}, but: {', '.join(rows[0])}")
-    rows = [row for row in rows if row[column]]
+    rows = [row for row in rows if row[column] and row["seconds"]]
     return Curve(
         path,
         env=meta.get("flags", {}).get("env", ""),
@@ -224,7 +224,7 @@ def main(args: argparse.Namespace) -> int:
         if args.human:
             for curve in curves:
                 normalise(curve)
-    except (PlotError, OSError) as error:
+    except (PlotError, runfiles.DamagedFileError, OSError) as error:
         parser.error(str(error))
     for curve in curves:
         if not len(curve.y):

@@ -200,9 +200,10 @@ def check_same_command(job: Job) -> None:
     """Ends the program where the claim has changed since its run was begun."""
     for life in read_lives(job.path):
         if life["command"] != job.shown:
+            words = ["mv", str(job.path), f"{job.path}.old"]
             sys.exit(
                 f"{job.path} was begun with\n  {life['command']}\nbut the claim is now\n"
-                f"  {job.shown}\nMove it away: mv {job.path} {job.path}.old"
+                f"  {job.shown}\nMove it away: {shlex.join(words)}"
             )
 
 
@@ -236,8 +237,8 @@ def run_job(job: Job) -> int:
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """Rows of a logs.csv; what cannot be read is said on stderr."""
+    return [row for row in runs.read_logs(path) if row["episodes"] and row["seconds"]]
 
 
 def first_at(rows: list[dict[str, str]], threshold: float | None) -> int | None:

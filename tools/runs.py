@@ -11,19 +11,20 @@ with the command that resumes them. The return is the mean of the last 100 episo
 """
 
 import argparse
-import csv
+import datetime
 import fcntl
-import json
 import pathlib
 import sys
-from typing import Any
+
+import runfiles
+from runfiles import DamagedFileError, read_meta
 
 parser = argparse.ArgumentParser(
     prog="python -m tools.runs",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("runs", nargs="*", type=pathlib.Path, help="two, to compare")
+parser.add_argument("runs", nargs="*", type=runfiles.run_path, help="two, to compare")
 parser.add_argument("--savedir", default=pathlib.Path("runs"), type=pathlib.Path, help="directory of all runs [runs]")  # fmt: skip
 
 COLUMNS = ("run", "env", "agent", "steps", "steps/s", "return", "state")
@@ -41,26 +42,35 @@ def is_running(run: pathlib.Path) -> bool:
     return False
 
 
-def read_meta(run: pathlib.Path) -> dict[str, Any]:
-    return json.loads((run / "meta.json").read_text())
+def read_logs(run: pathlib.Path) -> runfiles.Rows:
+    """Rows of logs.csv; what cannot be read is said on stderr."""
+    path = run / "logs.csv" if run.is_dir() else run
+    rows, problem = runfiles.read_table(path, runfiles.read_columns(path.parent))
+    if problem:
+        print(f"{path} is damaged: {problem}", file=sys.stderr)
+    return rows
 
 
 def last_row(run: pathlib.Path) -> dict[str, str]:
     """Of logs.csv; empty if there is none."""
-    last: dict[str, str] = {}
     try:
-        with (run / "logs.csv").open(newline="", errors="replace") as file:
-            for row in csv.DictReader(line.replace("\0", "") for line in file):
-                if (row.get("step") or "").isdigit():
-                    last = row
+        rows = read_logs(run)
     except FileNotFoundError:
-        pass
-    return last
+        return {}
+    return rows[-1] if rows else {}
 
 
 def describe(run: pathlib.Path) -> dict[str, str]:
     """One line of the table, and the command that goes on with the run."""
-    meta, row = read_meta(run), last_row(run)
+    try:
+        meta = read_meta(run)
+        if missing := {"env", "total_steps", "command"} - meta["flags"].keys():
+            raise DamagedFileError(f"{run / 'meta.json'} lacks --{min(missing)}")
+    except DamagedFileError as error:
+        print(error, file=sys.stderr)
+        state = "running" if is_running(run) else "damaged"
+        return dict.fromkeys(COLUMNS, "-") | {"state": state, "resume": ""}
+    row = last_row(run)
     flags = meta["flags"]
     step = int(row.get("step") or 0)
     if is_running(run):
@@ -70,7 +80,9 @@ def describe(run: pathlib.Path) -> dict[str, str]:
     else:
         # Whoever is stopped saves after the last row; whoever is killed does not.
         saved, logs = run / "model.tar", run / "logs.csv"
-        is_saved = saved.exists() and saved.stat().st_mtime >= logs.stat().st_mtime
+        is_saved = saved.exists() and (
+            not logs.exists() or saved.stat().st_mtime >= logs.stat().st_mtime
+        )
         state = "stopped" if is_saved else "died"
     shown_return = row.get("mean_episode_return") or "-"
     return {
@@ -86,7 +98,7 @@ def describe(run: pathlib.Path) -> dict[str, str]:
 
 
 def find_runs(savedir: pathlib.Path) -> list[pathlib.Path]:
-    """Those in savedir and in its sweeps, oldest first; `latest` links to one."""
+    """Those in savedir and in its sweeps, oldest first; links to runs are left out."""
     found = [
         path.parent
         for pattern in ("*/meta.json", "*/*/meta.json")
@@ -95,7 +107,15 @@ def find_runs(savedir: pathlib.Path) -> list[pathlib.Path]:
             (savedir / p).is_symlink() for p in path.relative_to(savedir).parents
         )
     ]
-    return sorted(found, key=lambda run: read_meta(run).get("started", ""))
+    return sorted(found, key=started)
+
+
+def started(run: pathlib.Path) -> float:
+    """When the run was started last; 0 if that is unknown."""
+    try:
+        return datetime.datetime.fromisoformat(read_meta(run)["started"]).timestamp()
+    except (DamagedFileError, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def print_table(rows: list[dict[str, str]], columns: tuple[str, ...]) -> None:
@@ -123,7 +143,7 @@ def list_runs(savedir: pathlib.Path) -> None:
 def compare(first: pathlib.Path, second: pathlib.Path) -> None:
     """Prints the flags that differ, and the commits."""
     metas = [read_meta(run) for run in (first, second)]
-    names = [first.resolve().name, second.resolve().name]
+    names = [first.name, second.name]
     left, right = (
         meta["flags"] | {"(agent)": meta["agent"], "(commit)": meta["commit"]}
         for meta in metas
@@ -152,7 +172,10 @@ def main() -> None:
     for run in args.runs:
         if not (run / "meta.json").exists():
             parser.error(f"{run} is no run: it has no meta.json")
-    return compare(*args.runs)
+    try:
+        return compare(*args.runs)
+    except DamagedFileError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,10 @@ def check_same_flags(variant: Variant, agent: Any) -> None:
     """Ends the program if the directory holds a run with other flags."""
     if not (variant.path / "meta.json").exists():
         return
-    meta = runs.read_meta(variant.path)
+    try:
+        meta = runs.read_meta(variant.path)
+    except runs.DamagedFileError as error:
+        parser.error(str(error))
     before = parse(agent, shlex.split(meta["flags"]["command"])[3:])
     now = vars(variant.flags)
     differing = [
@@ -441,7 +444,8 @@ def main(args: argparse.Namespace) -> int:
     print_tables(variants, states)
     sweep = variants[0].path.parent
     print(
-        f"\nplot: python -m tools.plot {shlex.quote(str(sweep))} --out {sweep.name}.png"
+        f"\nplot: python -m tools.plot {shlex.quote(str(sweep))} "
+        f"--out {shlex.quote(f'{sweep.name}.png')}"
     )
     if stopped_by or set(states.values()) != {"finished"}:
         command = shlex.join(["python", "-m", "tools.sweep", *sys.argv[1:]])
