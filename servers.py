@@ -524,9 +524,10 @@ class Actors:
 
     def _close(self) -> None:
         self.closing.set()
-        for closable in (self.inference_batcher, self.learner_queue):
-            with contextlib.suppress(RuntimeError):  # Closed already.
-                closable.close()
+        with contextlib.suppress(RuntimeError):  # Closed already.
+            self.inference_batcher.close()
+        with contextlib.suppress(RuntimeError):
+            self.learner_queue.close(discard=True)  # Nobody learns from the rest.
 
     def _act(self) -> None:
         # So do the threads that it starts.

@@ -25,7 +25,8 @@ class ClosedBatchingQueue(RuntimeError):  # noqa: N818
 class BatchingQueue:
     """Gathers items of many threads; iterating gives their rows in batches, in order.
 
-    Iteration ends when the queue is closed; what was not handed out is dropped then.
+    When the queue is closed, iteration hands out the rows that it has accepted, then
+    ends. The last batch may be smaller than the minimum.
     """
 
     def __init__(
@@ -51,8 +52,12 @@ class BatchingQueue:
     def size(self) -> int:
         """Rows that wait for a batch."""
 
-    def close(self) -> None:
-        """Ends every wait; RuntimeError if it was closed already."""
+    def close(self, discard: bool = False) -> None:
+        """Takes no more items: enqueue() raises, also where it waits for room.
+
+        discard drops the rows that were not handed out, and iteration ends at once.
+        RuntimeError if it was closed already.
+        """
 
     def is_closed(self) -> bool: ...
     def __iter__(self) -> Self: ...

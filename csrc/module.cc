@@ -216,10 +216,10 @@ void bind_queues(py::module_& m) {
       .def("size", &BatchingQueue::size, ReleaseGil())
       .def(
           "close",
-          [](BatchingQueue& self) {
-            raise_if_closed_before(self.close(), "the batching queue");
+          [](BatchingQueue& self, bool discard) {
+            raise_if_closed_before(self.close(discard), "the batching queue");
           },
-          ReleaseGil())
+          py::arg("discard") = false, ReleaseGil())
       .def("is_closed", &BatchingQueue::is_closed, ReleaseGil())
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", [](BatchingQueue& self) {
