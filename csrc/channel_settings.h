@@ -21,7 +21,8 @@ namespace beast {
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
                                             const Security& security,
                                             size_t max_message_bytes);
-void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes);
+void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes,
+                      int max_calls_per_connection);
 
 // A message that was received, for reading.
 class ReceivedMessage {
