@@ -44,6 +44,9 @@ void prepare_process();
 // Throws std::invalid_argument for sizes that gRPC or protobuf cannot have.
 void check_max_message_bytes(size_t bytes);
 
+// What is said where is_socket_safe() is false.
+constexpr char kNoSocket[] = "there is no socket yet";
+
 // Whether a server that ends a call so would end every further call so, too.
 bool is_final(const grpc::Status& status);
 

@@ -15,9 +15,12 @@ namespace {
 
 // One try: the spec, or how the call ended.
 std::variant<EnvSpec, grpc::Status> try_once(
-    grpc::GenericStub& stub, const Security& security,
+    grpc::GenericStub& stub, const std::string& address, const Security& security,
     std::chrono::system_clock::time_point deadline, size_t max_message_bytes,
     const Tick& tick) {
+  if (!security.token.empty() && !is_socket_safe(address)) {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, kNoSocket);
+  }
   grpc::CompletionQueue cq;
   grpc::ClientContext context;
   context.set_deadline(deadline);
@@ -77,7 +80,8 @@ EnvSpec probe(const std::string& address, const Security& security,
   std::string reason = "no answer";
   while (true) {
     try {
-      auto result = try_once(stub, security, deadline, max_message_bytes, tick);
+      auto result =
+          try_once(stub, address, security, deadline, max_message_bytes, tick);
       if (auto* spec = std::get_if<EnvSpec>(&result)) return std::move(*spec);
       const auto& status = std::get<grpc::Status>(result);
       if (is_final(status)) {
