@@ -7,6 +7,7 @@ polybeast.py, environment and security flags those of polybeast_env.py.
 """
 
 import argparse
+import collections
 import contextlib
 import faulthandler
 import functools
@@ -42,10 +43,14 @@ log = logging.getLogger("chimera.servers")
 # What actors tell the log. Queues are of rollouts and of rows; busy is the share of the
 # time that threads work, share_* where the streams are, both since the last row.
 STATS = (
-    "actor_restarts", "learner_queue", "inference_queue", "inference_batch",
+    "actor_restarts", "retired_streams", "learner_queue", "inference_queue",
+    "inference_batch",
     "learner_busy", "inference_busy", "share_environment", "share_transport",
     "share_inference", "share_learner_queue", "share_connecting",
 )  # fmt: skip
+
+# How long probe() waits for further answers after the first one.
+VOTE_S = 2.0
 
 # Below the learner's priority, above that of inference: what servers do is short, and
 # others wait for it.
@@ -146,14 +151,21 @@ class LocalServers:
         options = polybeast_env.security_options(self.flags)
         return options | {"tls_server_name": self.flags.tls_server_name}
 
-    def new_addresses(self) -> list[str]:
-        """Lines that the file of addresses has gained since the last time."""
+    def new_addresses(self, retired: dict[str, int] | None = None) -> list[str]:
+        """Lines that the file of addresses has gained since the last time.
+
+        A line of a retired stream may be taken out of the file and put back.
+        """
         if not self.flags.server_addresses_file:
             return []
         try:
             added = given_addresses(self.flags)
         except UserError:  # It is being replaced just now.
             return []
+        for address, count in (retired or {}).items():
+            num_gone = self.addresses.count(address) - added.count(address)
+            for _ in range(min(num_gone, count)):
+                self.addresses.remove(address)
         for address in self.addresses:
             if address in added:
                 added.remove(address)
@@ -185,39 +197,79 @@ class LocalServers:
 
 
 def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
-    """What the servers serve, as the first says that answers; waits for one."""
+    """What most of the servers serve that answer; waits for the first of them.
+
+    The actor pool retires a server that serves another environment, or that fails: it
+    does not end the run. UserError if all fail, or none answers in time.
+    """
     deadline = time.monotonic() + flags.connect_timeout_s
-    patience_s = 5.0  # For each address; longer each round, as some build slowly.
-    reason = "there is no address yet"
-    while time.monotonic() < deadline:
-        for address in dict.fromkeys(local.addresses):
-            local.check()
-            left_s = max(deadline - time.monotonic(), 0.1)
-            try:
-                return libbeast.probe(
-                    address, min(patience_s, left_s), **local.client_options()
-                )
-            except TimeoutError as error:
-                if str(error) != reason:
-                    log.info("waiting for a server: %s", error)
-                reason = str(error)
-            except ConnectionError as error:
-                raise UserError(str(error)) from error
-            except ValueError as error:
-                raise UserError(f"--server_addresses: {error}") from error
-            except RuntimeError as error:
-                last = str(error).strip().splitlines()[-1]
-                raise UserError(
-                    f"the environment cannot be made, see --env: {last}\n{error}"
-                ) from error
-        patience_s *= 2
-        if not local.addresses:
-            time.sleep(1.0)
+    heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    asked: list[str] = []
+    answers: dict[str, libbeast.EnvSpec] = {}
+    errors: dict[str, Exception] = {}
+    reason, vote_ends = "there is no address yet", 0.0
+    while (now := time.monotonic()) < deadline and len(errors) < max(len(asked), 1):
+        local.check()
+        for address in local.addresses[: 1 if local.process else None]:
+            if address not in asked:
+                asked.append(address)
+                args = (address, local.client_options(), deadline, heard)
+                threading.Thread(target=_probe_one, args=args, daemon=True).start()
+        if answers and (len(answers) + len(errors) == len(asked) or now > vote_ends):
+            return _most_common([answers[a] for a in asked if a in answers])
+        try:
+            address, result = heard.get(timeout=0.2)
+        except queue.Empty:
             local.new_addresses()
+            continue
+        if isinstance(result, libbeast.EnvSpec):
+            vote_ends = vote_ends if answers else now + VOTE_S
+            answers[address] = result
+            continue
+        if isinstance(result, ValueError):
+            raise UserError(f"--server_addresses: {result}") from result
+        if not isinstance(result, TimeoutError):
+            errors[address] = result
+        lines = str(result).strip().splitlines()
+        said = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+        if said != reason and not answers:
+            log.info("waiting for a server: %s", said)
+        reason = said
+    for error in [errors[address] for address in asked if address in errors]:
+        if isinstance(error, ConnectionError):
+            raise UserError(str(error)) from error
+        last = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"the environment cannot be made, see --env: {last}\n{error}"
+        ) from error
     raise UserError(
         f"no environment server within --connect_timeout_s={flags.connect_timeout_s:g}: "
         f"{reason}"
     )
+
+
+def _probe_one(address: str, options: Any, deadline: float, heard: Any) -> None:
+    """Puts what a server serves, or why it does not say so; tries until the deadline."""
+    patience_s = 5.0  # Longer each time, as some build slowly.
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            heard.put(
+                (address, libbeast.probe(address, min(patience_s, left_s), **options))
+            )
+            return
+        except TimeoutError as error:
+            heard.put((address, error))
+        except Exception as error:
+            heard.put((address, error))
+            return
+        patience_s *= 2
+
+
+def _most_common(specs: list[libbeast.EnvSpec]) -> libbeast.EnvSpec:
+    """The first of those that most are like."""
+    keys = [f"{to_space(s.observation)} {to_space(s.action)}" for s in specs]
+    (key, _), *_ = collections.Counter(keys).most_common(1)
+    return specs[keys.index(key)]
 
 
 def print_plan(flags: argparse.Namespace, local: LocalServers, num_envs: int) -> None:
@@ -348,6 +400,7 @@ class Watch:
         else:
             stuck = "learner queue: nobody takes from it"
         streams = ", ".join(f"{stats[s]} {s.replace('_', ' ')}" for s in self.STAGES)
+        streams += f", {sum(stats['retired'].values())} retired"
         errors = "; ".join(f"{at}: {e}" for at, e in stats["last_errors"].items())
         text = (
             f"nothing has moved for {stalled_s:.0f} s (--stall_timeout_s); stuck at the "
@@ -371,8 +424,11 @@ class Watch:
     def stats(self) -> dict[str, float]:
         """Most of the STATS above; shares are of the time since the last call."""
         before, self.told = self.told, self._totals()
-        restarts: Any = self.pool.stats()["restarts"]
-        return self._shares(before, self.told) | {"actor_restarts": restarts}
+        stats = self.pool.stats()
+        return self._shares(before, self.told) | {
+            "actor_restarts": stats["restarts"],
+            "retired_streams": sum(stats["retired"].values()),
+        }
 
     def _totals(self) -> dict[str, float]:
         stats: Any = self.pool.stats()
@@ -433,6 +489,8 @@ class Watch:
             said = "the environments are the bottleneck: try more --num_servers"
         else:
             said = "transport is the bottleneck: try more --envs_per_server"
+        if num_retired := sum(self.pool.stats()["retired"].values()):
+            said += f"; {num_retired} streams were retired: see the errors above"
         return (
             f"time: learner busy {share['learner_busy']:.0%}; inference busy "
             f"{share['inference_busy']:.0%} with {share['inference_batch']:.1f} steps a "
@@ -565,5 +623,6 @@ class Actors:
             self.watch.look()
             if time.monotonic() - file_read_at > 2.0:
                 file_read_at = time.monotonic()
-                for address in self.local.new_addresses():
+                retired = self.pool.stats()["retired"]
+                for address in self.local.new_addresses(retired):
                     self.pool.add_address(address)
