@@ -30,13 +30,17 @@ if os.environ.get("CHIMERA_NO_LIBBEAST"):
         "test_docs.py",
         "test_env_server.py",
         "test_examples.py",
+        "test_frames.py",
         "test_launch.py",
         "test_learners.py",
         "test_libbeast.py",
         "test_polybeast.py",
         "test_ray_cluster.py",
+        "test_retired.py",
         "test_servers.py",
         "test_security.py",
+        "test_sockets.py",
+        "test_waiting.py",
         "test_wire.py",
     ]
 
