@@ -106,8 +106,7 @@ struct ActorPool::State {
   std::shared_ptr<grpc::Channel> channel(const std::string& address);
   void check_spec(const EnvSpec& spec, const std::string& address);
   void lost(const std::string& address, const std::string& reason);
-  void retire(const std::string& address, std::exception_ptr error,
-              const std::string& reason);
+  void retire(Stream& stream, std::exception_ptr error, const std::string& reason);
   static void add_stream(const std::shared_ptr<State>& self,
                          const std::string& address);
   std::string last_errors_text();  // Needs mu held.
@@ -276,6 +275,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
            stage == Stage::kQueue;
   }
   const std::string& address() const { return address_; }
+  void set_retired() { stage_ = Stage::kRetired; }  // Of State::retire().
 
  private:
   enum class Next {
@@ -439,9 +439,8 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   // This stream ends for good, for a reason that is its server's.
   template <class Error>
   void retire(const Error& error) {
-    stage_ = Stage::kRetired;
     drop_call();
-    pool_.retire(address_, std::make_exception_ptr(error), error.what());
+    pool_.retire(*this, std::make_exception_ptr(error), error.what());
   }
 
   void on_finished() {
@@ -656,11 +655,13 @@ void ActorPool::State::check_spec(const EnvSpec& got, const std::string& address
   spec->action.check_same(got.action, where + "action");
 }
 
-void ActorPool::State::retire(const std::string& address, std::exception_ptr error,
+void ActorPool::State::retire(Stream& retired, std::exception_ptr error,
                               const std::string& reason) {
+  const std::string& address = retired.address();
   int64_t num_left = 0;
   {
     std::lock_guard lock(mu);
+    retired.set_retired();  // With the lock, so that stats() has the reason, too.
     last_errors[address] = reason;
     if (!first_retired) first_retired = error;
     for (const auto& stream : streams) {
