@@ -647,7 +647,7 @@ def build_actors(
     flags: argparse.Namespace,
     weights: rollouts.Weights,
     local: servers.LocalServers,
-    num_envs: int,
+    spec: libbeast.EnvSpec,
     seed: int,
 ) -> servers.Actors:
     """The parts of the core, each given those it passes rows on to."""
@@ -663,7 +663,7 @@ def build_actors(
     inference_batcher = libbeast.DynamicBatcher(
         batch_dim=1,
         minimum_batch_size=1,
-        maximum_batch_size=max(flags.max_inference_batch, num_envs),
+        maximum_batch_size=max(flags.max_inference_batch, spec.num_envs),
         pin_memory=flags.actor_device != "cpu",
     )
     pool = libbeast.ActorPool(
@@ -676,6 +676,7 @@ def build_actors(
         connect_timeout_s=flags.connect_timeout_s,
         step_timeout_s=flags.step_timeout_s,
         channels_last=rollouts.is_channels_last(weights.models[0]),
+        spec=spec,  # A server of another environment is retired.
         **local.client_options(),
     )
 
@@ -724,7 +725,7 @@ def train(flags: argparse.Namespace) -> int:
                 weights = rollouts.Weights(
                     learner.model, learner.updates, flags.actor_device
                 )
-                with build_actors(flags, weights, local, spec.num_envs, seed) as actors:
+                with build_actors(flags, weights, local, spec, seed) as actors:
                     try:
                         train_loop(flags, learner, run, weights, actors, stop)
                     finally:

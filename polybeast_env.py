@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PolyBeast's environment servers: any gymnasium environment, over gRPC.
 
-    python -m polybeast_env --env PongNoFrameskip-v4                   # unix:/tmp/polybeast
+    python -m polybeast_env --env PongNoFrameskip-v4       # A socket that only you can use.
     python -m polybeast_env --num_servers 4 --envs_per_server 8 \\
         --server_address 0.0.0.0:9000 --token_file secret              # Ports 9000 to 9003.
 
@@ -15,6 +15,7 @@ is known to polybeast.py too, which hands it on to the servers that it starts.
 """
 
 import argparse
+import contextlib
 import ctypes
 import functools
 import logging
@@ -25,7 +26,9 @@ import pathlib
 import platform
 import shlex
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, ClassVar
@@ -101,7 +104,7 @@ parser = argparse.ArgumentParser(
     allow_abbrev=False,
 )
 g = parser.add_argument_group("servers")
-g.add_argument("--server_address", default="unix:/tmp/polybeast", metavar="ADDRESS", help="host:port or unix:/path of the first; the next ones have the next ports, or path.1, path.2")  # fmt: skip
+g.add_argument("--server_address", metavar="ADDRESS", help="host:port or unix:/path of the first; the next ones have the next ports, or path.1, path.2 [unix:/path in a directory that only you can use]")  # fmt: skip
 g.add_argument("--num_servers", default=1, type=int, help="processes")
 g.add_argument("--envs_per_server", default=8, type=int, help="environments in each stream of a server, stepped together")  # fmt: skip
 g.add_argument("--seed", default=1, type=int, help="each stream gets its own, from this")  # fmt: skip
@@ -123,8 +126,38 @@ def check_flags(flags: argparse.Namespace) -> None:
             raise ValueError(f"--{name}={getattr(flags, name)} must be above 0")
     if flags.seed < 0:
         raise ValueError(f"--seed={flags.seed} must not be negative")
+    flags.server_address = flags.server_address or default_address()
     libbeast.Server(lambda: None, flags.server_address, **server_options(flags))
     addresses(flags.server_address, flags.num_servers)
+
+
+def default_address() -> str:
+    """A socket in a directory of this user, which is made; ValueError if it is not safe.
+
+    Anybody may create a socket in /tmp, and would be sent the learner's token.
+    """
+    directory = os.path.join(tempfile.gettempdir(), f"polybeast-{os.geteuid()}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    with contextlib.suppress(OSError):  # With sudo it may be another user's.
+        if runtime and os.stat(runtime).st_uid == os.geteuid():
+            directory = os.path.join(runtime, "chimera")
+    advice = "pass --server_address=unix:/path in a directory that only you can use"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, mode=0o700)
+        found = os.lstat(directory)  # Of a link itself: it may be somebody else's.
+    except OSError as error:
+        raise ValueError(f"{directory}: {error.strerror}; {advice}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{directory} is not a directory; {advice}")
+    if found.st_uid != os.geteuid():
+        raise ValueError(f"{directory} belongs to user {found.st_uid}; {advice}")
+    if found.st_mode & 0o077:
+        raise ValueError(
+            f"{directory} is open to other users; run: chmod 700 "
+            f"{shlex.quote(directory)}"
+        )
+    return f"unix:{directory}/env"
 
 
 def addresses(first: str, num_servers: int) -> list[str]:

@@ -7,6 +7,7 @@ polybeast.py, environment and security flags those of polybeast_env.py.
 """
 
 import argparse
+import collections
 import contextlib
 import faulthandler
 import functools
@@ -42,7 +43,8 @@ log = logging.getLogger("chimera.servers")
 # What actors tell the log. Queues are of rollouts and of rows; busy is the share of the
 # time that threads work, share_* where the streams are, both since the last row.
 STATS = (
-    "actor_restarts", "learner_queue", "inference_queue", "inference_batch",
+    "actor_restarts", "retired_streams", "learner_queue", "inference_queue",
+    "inference_batch",
     "learner_busy", "inference_busy", "share_environment", "share_transport",
     "share_inference", "share_learner_queue", "share_connecting",
 )  # fmt: skip
@@ -153,14 +155,21 @@ class LocalServers:
         options = polybeast_env.security_options(self.flags)
         return options | {"tls_server_name": self.flags.tls_server_name}
 
-    def new_addresses(self) -> list[str]:
-        """Lines that the file of addresses has gained since the last time."""
+    def new_addresses(self, retired: dict[str, int] | None = None) -> list[str]:
+        """Lines that the file of addresses has gained since the last time.
+
+        A line of a retired stream may be taken out of the file and put back.
+        """
         if not self.flags.server_addresses_file:
             return []
         try:
             added = given_addresses(self.flags)
         except UserError:  # It is being replaced just now.
             return []
+        for address, count in (retired or {}).items():
+            num_gone = self.addresses.count(address) - added.count(address)
+            for _ in range(min(num_gone, count)):
+                self.addresses.remove(address)
         for address in self.addresses:
             if address in added:
                 added.remove(address)
@@ -190,41 +199,118 @@ class LocalServers:
 
 
 def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
-    """What the servers serve, as the first says that answers; waits for one."""
+    """What most of the servers serve that answer; waits for the first of them.
+
+    The actor pool retires a server that serves another environment, or that fails: it
+    does not end the run. UserError if all fail, or none answers in time.
+    """
     deadline = time.monotonic() + flags.connect_timeout_s
-    patience_s = 5.0  # For each address; longer each round, as some build slowly.
-    reason = "there is no address yet"
-    while time.monotonic() < deadline:
-        for address in dict.fromkeys(local.addresses):
-            local.check()
-            left_s = max(deadline - time.monotonic(), 0.1)
-            try:
-                return libbeast.probe(
-                    address, min(patience_s, left_s), **local.client_options()
-                )
-            except TimeoutError as error:
-                if str(error) != reason:
-                    log.info("waiting for a server: %s", error)
-                reason = str(error)
-            except ConnectionError as error:
-                raise UserError(str(error)) from error
-            except ValueError as error:
-                raise UserError(f"--server_addresses: {error}") from error
-            except RuntimeError as error:
-                last = str(error).strip().splitlines()[-1]
-                if "Traceback" not in str(error):
-                    raise UserError(f"--env={flags.env}: {last}") from error
-                raise UserError(
-                    f"the environment cannot be made, see --env: {last}\n{error}"
-                ) from error
-        patience_s *= 2
-        if not local.addresses:
-            time.sleep(1.0)
+    poll = _Poll(local.client_options(), deadline)
+    while not poll.asked or len(poll.errors) < len(poll.asked):
+        now = time.monotonic()
+        if now > deadline + (2.0 if poll.asked else 0.0):  # They tell why just then.
+            break
+        local.check()
+        poll.ask(local.addresses[:1] if local.process else local.addresses)
+        if poll.answers and (poll.is_complete() or now > poll.vote_ends):
+            return poll.winner()
+        if not poll.hear():
             local.new_addresses()
+    poll.ended.set()
+    for error in poll.errors.values():
+        if isinstance(error, TimeoutError):
+            continue
+        if isinstance(error, ConnectionError):
+            raise UserError(str(error)) from error
+        last = str(error).strip().splitlines()[-1]
+        if "Traceback" not in str(error):
+            raise UserError(f"--env={flags.env}: {last}") from error
+        raise UserError(
+            f"the environment cannot be made, see --env: {last}\n{error}"
+        ) from error
     raise UserError(
         f"no environment server within --connect_timeout_s={flags.connect_timeout_s:g}: "
-        f"{reason}"
+        f"{poll.reason}"
     )
+
+
+class _Poll:
+    """Asks servers what they serve, each in a thread until it answers."""
+
+    VOTE_S = 2.0  # For further answers after the first one.
+    MOST_SILENT = 32  # Asked at a time; of a thousand servers, some are enough.
+
+    def __init__(self, options: dict[str, Any], deadline: float) -> None:
+        self.options, self.deadline = options, deadline
+        self.asked: list[str] = []
+        self.silent: set[str] = set()  # Those that have not even timed out once.
+        self.answers: dict[str, libbeast.EnvSpec] = {}
+        self.errors: dict[str, Exception] = {}
+        self.reason = "there is no address yet"
+        self.vote_ends = 0.0
+        self.heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.ended = threading.Event()  # Nobody listens any more.
+
+    def ask(self, addresses: list[str]) -> None:
+        for address in addresses:
+            if address not in self.asked and len(self.silent) < self.MOST_SILENT:
+                self.asked.append(address)
+                self.silent.add(address)
+                threading.Thread(
+                    target=self._ask_one, args=(address,), daemon=True
+                ).start()
+
+    def _ask_one(self, address: str) -> None:
+        """Puts what it serves, or why it does not say so; tries until the deadline."""
+        patience_s = 5.0  # Longer each time, as some build slowly.
+        while not self.ended.is_set():
+            left_s = self.deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            result: Any
+            try:
+                patience = min(patience_s, left_s)
+                result = libbeast.probe(address, patience, **self.options)
+            except Exception as error:
+                result = error
+            self.heard.put((address, result))
+            if not isinstance(result, TimeoutError):
+                return
+            patience_s *= 2
+
+    def hear(self) -> bool:
+        """Waits a moment for the next answer; False if there was none."""
+        try:
+            address, result = self.heard.get(timeout=0.2)
+        except queue.Empty:
+            return False
+        self.silent.discard(address)
+        if isinstance(result, libbeast.EnvSpec):
+            if not self.answers:
+                self.vote_ends = time.monotonic() + self.VOTE_S
+            self.answers[address] = result
+            return True
+        if isinstance(result, ValueError):
+            raise UserError(f"--server_addresses: {result}") from result
+        if not isinstance(result, TimeoutError) or time.monotonic() >= self.deadline:
+            self.errors[address] = result
+        lines = str(result).strip().splitlines()
+        said = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+        if said != self.reason and not self.answers and not self.is_complete():
+            log.info("waiting for a server: %s", said)
+        self.reason = said
+        return True
+
+    def is_complete(self) -> bool:
+        return len(self.answers) + len(self.errors) == len(self.asked)
+
+    def winner(self) -> libbeast.EnvSpec:
+        """The first of the answers that most are like."""
+        self.ended.set()
+        specs = [self.answers[a] for a in self.asked if a in self.answers]
+        keys = [f"{to_space(s.observation)} {to_space(s.action)}" for s in specs]
+        (key, _), *_ = collections.Counter(keys).most_common(1)
+        return specs[keys.index(key)]
 
 
 def print_plan(flags: argparse.Namespace, local: LocalServers, num_envs: int) -> None:
@@ -357,6 +443,7 @@ class Watch:
         else:
             stuck = "learner queue: nobody takes from it"
         streams = ", ".join(f"{stats[s]} {s.replace('_', ' ')}" for s in self.STAGES)
+        streams += f", {sum(stats['retired'].values())} retired"
         errors = "; ".join(f"{at}: {e}" for at, e in stats["last_errors"].items())
         text = (
             f"nothing has moved for {stalled_s:.0f} s (--stall_timeout_s); stuck at the "
@@ -380,8 +467,11 @@ class Watch:
     def stats(self) -> dict[str, float]:
         """Most of the STATS above; shares are of the time since the last call."""
         before, self.told = self.told, self._totals()
-        restarts: Any = self.pool.stats()["restarts"]
-        return self._shares(before, self.told) | {"actor_restarts": restarts}
+        stats = self.pool.stats()
+        return self._shares(before, self.told) | {
+            "actor_restarts": stats["restarts"],
+            "retired_streams": sum(stats["retired"].values()),
+        }
 
     def _totals(self) -> dict[str, float]:
         stats: Any = self.pool.stats()
@@ -442,6 +532,8 @@ class Watch:
             said = "the environments are the bottleneck: try more --num_servers"
         else:
             said = "transport is the bottleneck: try more --envs_per_server"
+        if num_retired := sum(self.pool.stats()["retired"].values()):
+            said += f"; {num_retired} streams were retired: see the errors above"
         return (
             f"time: learner busy {share['learner_busy']:.0%}; inference busy "
             f"{share['inference_busy']:.0%} with {share['inference_batch']:.1f} steps a "
@@ -533,9 +625,10 @@ class Actors:
 
     def _close(self) -> None:
         self.closing.set()
-        for closable in (self.inference_batcher, self.learner_queue):
-            with contextlib.suppress(RuntimeError):  # Closed already.
-                closable.close()
+        with contextlib.suppress(RuntimeError):  # Closed already.
+            self.inference_batcher.close()
+        with contextlib.suppress(RuntimeError):
+            self.learner_queue.close(discard=True)  # Nobody learns from the rest.
 
     def _act(self) -> None:
         # So do the threads that it starts.
@@ -575,5 +668,6 @@ class Actors:
             self.watch.look()
             if time.monotonic() - file_read_at > 2.0:
                 file_read_at = time.monotonic()
-                for address in self.local.new_addresses():
+                retired = self.pool.stats()["retired"]
+                for address in self.local.new_addresses(retired):
                     self.pool.add_address(address)

@@ -5,6 +5,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -25,6 +26,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLogInterval{5};  // For each address.
+
+// The first line of the text, and the last: of a traceback, that names the exception.
+std::string in_one_line(const std::string& text) {
+  const size_t end = text.find_last_not_of(" \n");
+  const size_t first = text.find('\n');
+  if (first == std::string::npos || end == std::string::npos || first > end) {
+    return text.substr(0, end == std::string::npos ? 0 : end + 1);
+  }
+  const size_t last = text.rfind('\n', end) + 1;
+  return text.substr(0, first) + " " + text.substr(last, end + 1 - last);
+}
 
 int default_num_threads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 4);
@@ -94,6 +106,7 @@ struct ActorPool::State {
   std::shared_ptr<grpc::Channel> channel(const std::string& address);
   void check_spec(const EnvSpec& spec, const std::string& address);
   void lost(const std::string& address, const std::string& reason);
+  void retire(Stream& stream, std::exception_ptr error, const std::string& reason);
   static void add_stream(const std::shared_ptr<State>& self,
                          const std::string& address);
   std::string last_errors_text();  // Needs mu held.
@@ -109,12 +122,17 @@ struct ActorPool::State {
   bool started = false;  // Guarded by mu, as all below.
   bool ended = false;
   std::exception_ptr first_error;
-  std::optional<EnvSpec> spec;  // Of the first server that answered, at spec_address.
+  std::exception_ptr first_retired;  // Why the first stream was.
+  // That of the options, or of the first server that answered, at spec_address.
+  std::optional<EnvSpec> spec = options.spec;
   std::string spec_address;
   std::map<std::string, std::shared_ptr<grpc::Channel>> channels;
   std::map<std::string, std::string> last_errors;
   std::map<std::string, Clock::time_point> last_logged;
+  std::map<std::string, std::string> retired_reasons;  // By address; in the log.
   std::vector<std::shared_ptr<Stream>> streams;
+  // Retired ones in whose place another is: a loop may still be about to leave them.
+  std::vector<std::shared_ptr<Stream>> replaced;
 };
 
 // One stream of one server. At any time either an operation is pending on its
@@ -122,7 +140,14 @@ struct ActorPool::State {
 // learner queue or its loop's list has it.
 class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
  public:
-  enum class Stage { kConnecting, kEnvironment, kInference, kQueue, kStopped };
+  enum class Stage {
+    kConnecting,
+    kEnvironment,
+    kInference,
+    kQueue,
+    kRetired,
+    kStopped,
+  };
   struct Tag {  // What a completion queue gives back.
     Stream* stream;
     bool is_write;
@@ -185,8 +210,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
       context_->TryCancel();
       fail_stream(error.what());
     } catch (const VersionError& error) {
-      fail_run(
-          std::make_exception_ptr(ConnectionError(address_ + ": " + error.what())));
+      retire(ConnectionError(address_ + ": " + error.what()));
     } catch (const ProtocolError& error) {
       context_->TryCancel();
       fail_stream(std::string("the server broke the protocol: ") + error.what());
@@ -248,6 +272,13 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   Stage stage() const { return stage_; }
+  bool is_connected() const {
+    const Stage stage = stage_;
+    return stage == Stage::kEnvironment || stage == Stage::kInference ||
+           stage == Stage::kQueue;
+  }
+  const std::string& address() const { return address_; }
+  void set_retired() { stage_ = Stage::kRetired; }  // Of State::retire().
 
  private:
   enum class Next {
@@ -269,6 +300,11 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     has_written_ = true;
     context_ = std::make_unique<grpc::ClientContext>();
     if (const std::string& token = pool_.options.security.token; !token.empty()) {
+      try {
+        if (!is_socket_safe(address_)) return back_off(kNoSocket);
+      } catch (const ConnectionError& error) {
+        return retire(error);
+      }
       context_->AddMetadata("authorization", "Bearer " + token);
     }
     call_ = stub_.PrepareCall(context_.get(), kStreamMethod, loop_->cq());
@@ -304,7 +340,11 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   void on_welcome() {
     ReceivedMessage message(received_);
     EnvSpec spec = decode_welcome(message.reader(), pool_.options.max_message_bytes);
-    pool_.check_spec(spec, address_);
+    try {
+      pool_.check_spec(spec, address_);
+    } catch (const std::invalid_argument& error) {
+      return retire(error);
+    }
     action_message_.emplace(action_message(spec));
     action_bytes_.resize(action_message_->num_bytes());
     action_message_->write_frame(action_bytes_.data());
@@ -400,23 +440,31 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
     release();
   }
 
+  // This stream ends for good, for a reason that is its server's.
+  template <class Error>
+  void retire(const Error& error) {
+    drop_call();
+    pool_.retire(*this, std::make_exception_ptr(error), error.what());
+  }
+
   void on_finished() {
     if (reason_.empty()) reason_ = status_.error_message();
     if (reason_.empty()) reason_ = "the server ended the stream";
     if (had_step_) ++pool_.num_restarts;
-    if (is_final(status_)) {
-      return fail_run(
-          std::make_exception_ptr(ConnectionError(address_ + ": " + reason_)));
-    }
+    if (is_final(status_)) return retire(ConnectionError(address_ + ": " + reason_));
     is_failure_ = is_failure_ ||
                   status_.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
                   status_.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
     if (is_failure_ && ++num_failures_ >= pool_.options.max_failures) {
-      return fail_run(std::make_exception_ptr(
+      return retire(
           std::runtime_error(address_ + " failed " + std::to_string(num_failures_) +
-                             " times with no rollout in between; at last " + reason_)));
+                             " times with no rollout in between; at last " + reason_));
     }
-    pool_.lost(address_, reason_);
+    back_off(reason_);
+  }
+
+  void back_off(const std::string& reason) {
+    pool_.lost(address_, reason);
     drop_call();
     stage_ = Stage::kConnecting;
     expect(Next::kBackedOff);
@@ -432,7 +480,7 @@ class ActorPool::Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void release() {
-    stage_ = Stage::kStopped;
+    if (stage_ != Stage::kRetired) stage_ = Stage::kStopped;
     drop_call();
   }
 
@@ -591,15 +639,55 @@ std::shared_ptr<grpc::Channel> ActorPool::State::channel(const std::string& addr
 
 void ActorPool::State::check_spec(const EnvSpec& got, const std::string& address) {
   std::lock_guard lock(mu);
+  if (const int64_t most = options.inference_batcher->maximum_batch_size();
+      got.num_envs > most) {
+    throw std::invalid_argument(
+        address + " serves " + std::to_string(got.num_envs) +
+        " environments in a stream, more than maximum_batch_size=" +
+        std::to_string(most) + " of inference_batcher; serve fewer of them");
+  }
   if (!spec) {
     spec = got;
     spec_address = address;
     return;
   }
-  const std::string where = "the environment at " + address +
-                            " is not like the one at " + spec_address + "; ";
+  const std::string where =
+      "the environment at " + address + " is not like the one " +
+      (spec_address.empty() ? "that the agent is built for" : "at " + spec_address) +
+      "; ";
   spec->observation.check_same(got.observation, where + "observation");
   spec->action.check_same(got.action, where + "action");
+}
+
+void ActorPool::State::retire(Stream& retired, std::exception_ptr error,
+                              const std::string& reason) {
+  const std::string& address = retired.address();
+  int64_t num_left = 0;
+  {
+    std::lock_guard lock(mu);
+    retired.set_retired();  // With the lock, so that stats() has the reason, too.
+    last_errors[address] = reason;
+    if (!first_retired) first_retired = error;
+    for (const auto& stream : streams) {
+      num_left += stream->stage() != Stream::Stage::kRetired;
+    }
+    if (num_left == 0 && !first_error) {
+      first_error = first_retired;
+      changed.notify_all();
+      if (first_error == error) return;  // run() tells it.
+    }
+    if (std::exchange(retired_reasons[address], reason) == reason) return;
+  }
+  const std::string left =
+      num_left == 0 ? ". No stream is left; "
+      : num_left == 1
+          ? ". The run goes on with 1 stream; "
+          : ". The run goes on with " + std::to_string(num_left) + " streams; ";
+  log(LogLevel::kError, "retired a stream to " + address + ": " + in_one_line(reason) +
+                            left +
+                            "mend that server, then list its address again in "
+                            "--server_addresses_file, or "
+                            "start the run again");
 }
 
 void ActorPool::State::lost(const std::string& address, const std::string& reason) {
@@ -629,6 +717,16 @@ void ActorPool::State::add_stream(const std::shared_ptr<State>& self,
   std::shared_ptr<Stream> stream;
   {
     std::lock_guard lock(self->mu);
+    const auto retired = std::find_if(
+        self->streams.begin(), self->streams.end(), [&](const auto& other) {
+          return other->address() == address &&
+                 other->stage() == Stream::Stage::kRetired;
+        });
+    if (retired != self->streams.end()) {
+      self->replaced.push_back(std::move(*retired));
+      self->streams.erase(retired);
+      self->retired_reasons.erase(address);
+    }
     Loop* loop = self->loops[self->streams.size() % self->loops.size()].get();
     stream = std::make_shared<Stream>(self, address, loop, self->channel(address));
     self->streams.push_back(stream);
@@ -679,9 +777,10 @@ ActorPool::ActorPool(Options options) {
 }
 
 ActorPool::~ActorPool() {
-  std::vector<std::shared_ptr<Stream>> streams;  // Each of them holds the state.
+  std::vector<std::shared_ptr<Stream>> streams, replaced;  // They hold the state.
   std::lock_guard lock(state_->mu);
   streams.swap(state_->streams);
+  replaced.swap(state_->replaced);
   for (auto& loop : state_->loops) loop->shutdown();
 }
 
@@ -723,7 +822,7 @@ void ActorPool::run(const Tick& tick) {
     lock.unlock();
     const auto now = Clock::now();
     for (auto& stream : streams) {
-      if (stream->stage() != Stream::Stage::kConnecting) last_connected = now;
+      if (stream->is_connected()) last_connected = now;
       stream->check_step_timeout(now);
     }
     try {
@@ -765,7 +864,6 @@ ActorPool::Stats ActorPool::stats() const {
   stats.num_restarts = state_->num_restarts;
   stats.environment_seconds = 1e-9 * static_cast<double>(state_->environment_ns);
   std::lock_guard lock(state_->mu);
-  stats.num_streams = state_->streams.size();
   stats.last_errors = state_->last_errors;
   for (const auto& stream : state_->streams) {
     switch (stream->stage()) {
@@ -781,9 +879,13 @@ ActorPool::Stats ActorPool::stats() const {
       case Stream::Stage::kQueue:
         ++stats.in_learner_queue;
         break;
+      case Stream::Stage::kRetired:
+        ++stats.retired[stream->address()];
+        continue;
       case Stream::Stage::kStopped:
         break;
     }
+    ++stats.num_streams;
   }
   return stats;
 }

@@ -107,9 +107,7 @@ Nest BatchingQueue::dequeue(const Tick& tick) {
   {
     std::unique_lock lock(mu_);
     auto next_tick = Clock::now() + kTickInterval;
-    while (!closed_) {
-      const auto now = Clock::now();
-      if (ready(now)) break;
+    while (!closed_ && !ready(Clock::now())) {
       auto until = next_tick;
       if (rows_ > 0 && sizes.timeout) {
         until = std::min(until, items_.front().arrived + *sizes.timeout);
@@ -123,7 +121,8 @@ Nest BatchingQueue::dequeue(const Tick& tick) {
       }
       next_tick = Clock::now() + kTickInterval;
     }
-    if (closed_) std::rethrow_exception(queue_is_closed());
+    // A closed queue hands out all that it has accepted, the last rows too.
+    if (rows_ == 0) std::rethrow_exception(queue_is_closed());
     int64_t rows = 0;
     while (!items_.empty() && rows < sizes.maximum) {
       Item& item = items_.front();
@@ -157,17 +156,22 @@ int64_t BatchingQueue::size() const {
   return rows_;
 }
 
-bool BatchingQueue::close() {
+bool BatchingQueue::close(bool discard) {
   std::list<Parked> parked;
+  std::deque<Item> discarded;  // Destroyed without the lock: it may take the GIL.
+  bool was_closed;
   {
     std::lock_guard lock(mu_);
-    if (closed_) return false;
-    closed_ = true;
+    was_closed = closed_.exchange(true);
     parked.swap(parked_);
+    if (discard) {
+      discarded.swap(items_);
+      rows_ = 0;
+    }
     arrived_.notify_all();
   }
   for (Parked& producer : parked) producer.done(queue_is_closed());
-  return true;
+  return !was_closed;
 }
 
 }  // namespace beast

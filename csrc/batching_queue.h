@@ -22,8 +22,13 @@ namespace beast {
 // minimum == maximum every batch has exactly that size.
 //
 // enqueue() waits while maximum_queue_size rows or more are there; dequeue() waits for
-// minimum rows, or past the timeout for any. close() ends every wait with
-// ClosedBatchingQueue; what was not handed out stays until the queue is destroyed.
+// minimum rows, or past the timeout for any.
+//
+// After close() the queue takes no item: enqueue() throws ClosedBatchingQueue, also
+// where it waits for room. No item that enqueue() accepted is lost: dequeue() hands out
+// the rest, and throws ClosedBatchingQueue when there is none. The last batch may then
+// be smaller than the minimum. close(discard) drops the rest instead; that is for a
+// learner that needs batches of one size, or that is done.
 // Items are not copied before they are put into their batch: do not write to them.
 class BatchingQueue {
  public:
@@ -47,7 +52,8 @@ class BatchingQueue {
   Nest dequeue(const Tick& tick = {});
 
   int64_t size() const;  // Rows that wait, without those of producers that wait.
-  bool close();          // False if it was closed already.
+  // False if it was closed already; discard drops what is left in that case, too.
+  bool close(bool discard = false);
   bool is_closed() const { return closed_; }
   int64_t batch_dim() const { return options_.sizes.batch_dim; }
 

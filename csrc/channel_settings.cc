@@ -45,6 +45,9 @@ constexpr Argument kServerArguments[] = {
     {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
     {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000},
     {GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0},
+    // Connections that say nothing, or nothing more, are closed: each has a file.
+    {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000},
+    {GRPC_ARG_MAX_CONNECTION_IDLE_MS, 60'000},
     // Two servers on one port would share it silently.
     {GRPC_ARG_ALLOW_REUSEPORT, 0},
     {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20},
@@ -87,7 +90,9 @@ std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
   return grpc::CreateCustomChannel(address, channel_credentials(security), arguments);
 }
 
-void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes) {
+void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes,
+                      int max_calls_per_connection) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_calls_per_connection);
   builder.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
   for (const auto& [name, value] : kServerArguments) {

@@ -21,7 +21,8 @@ namespace beast {
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address,
                                             const Security& security,
                                             size_t max_message_bytes);
-void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes);
+void configure_server(grpc::ServerBuilder& builder, size_t max_message_bytes,
+                      int max_calls_per_connection);
 
 // A message that was received, for reading.
 class ReceivedMessage {
@@ -42,6 +43,9 @@ void prepare_process();
 
 // Throws std::invalid_argument for sizes that gRPC or protobuf cannot have.
 void check_max_message_bytes(size_t bytes);
+
+// What is said where is_socket_safe() is false.
+constexpr char kNoSocket[] = "there is no socket yet";
 
 // Whether a server that ends a call so would end every further call so, too.
 bool is_final(const grpc::Status& status);

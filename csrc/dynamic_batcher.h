@@ -95,6 +95,7 @@ class DynamicBatcher {
   bool close();          // False if it was closed already.
   bool is_closed() const { return closed_; }
   int64_t batch_dim() const { return options_.sizes.batch_dim; }
+  int64_t maximum_batch_size() const { return options_.sizes.maximum; }
 
  private:
   static constexpr int64_t kRowsAtOnce = 8;

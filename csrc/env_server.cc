@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "env_server.h"
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
@@ -12,6 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <limits>
+#include <list>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -66,6 +69,9 @@ struct EnvServer::State {
   void work(std::shared_ptr<State> self);
   bool next_event(Event& event);  // False after the end.
   void keep_alive(std::shared_ptr<State> self);
+  void add_pending(const std::shared_ptr<Stream>& stream, bool has_token);
+  void set_sweep();  // Needs mu held.
+  void sweep();      // Ends pending calls whose time is over.
 
   const Options options;
   std::string address;  // With its port; written by start().
@@ -84,16 +90,24 @@ struct EnvServer::State {
   uint64_t next_number = 0;                   // Of a stream.
   bool stopped = false;                       // The threads are gone, or given up.
   int num_working = 0;                        // Threads.
-  std::set<std::shared_ptr<Stream>> streams;  // Those that were accepted.
+  std::set<std::shared_ptr<Stream>> streams;  // All calls that were accepted.
+  int num_streams = 0;                        // Those that have environments.
+  // Calls that are no streams yet, without and with the token, the oldest first.
+  std::list<std::shared_ptr<Stream>> pending[2];
+  // An event of the queue every so often while calls are pending: it comes behind the
+  // messages that arrived before, so a busy server does not take them for late.
+  grpc::Alarm alarm;  // Its tag is this state.
+  bool is_sweeping = false;
+  std::chrono::steady_clock::time_point sweep_at;
   // Built for a client that only wanted to know its spec, as the stream of that number;
   // for the next one to take.
   uint64_t spare_number = 0;
   std::unique_ptr<Environment> spare;
 };
 
-// One call: a state machine that has one operation pending at any time, or two, a write
-// and the read of what the client answers; it goes on when both have ended. It owns
-// itself until the last.
+// One call, of Stream or another method: a state machine that has one operation pending
+// at any time, or two, a write and the read of what the client answers; it goes on when
+// both have ended. It owns itself until the last.
 class EnvServer::Stream {
  public:
   struct Tag {  // What a completion queue gives back.
@@ -124,10 +138,28 @@ class EnvServer::Stream {
     if (waits_for_client()) finish_stopping();
   }
 
+  // Of sweep(): its time as a pending call is over.
+  void end_overdue() {
+    std::unique_lock lock(mu_, std::try_to_lock);
+    if (!lock)
+      return;  // It goes on just now; if it stays pending, the next sweep sees.
+    {
+      std::lock_guard server_lock(server_.mu);
+      if (!pending_in_) return;
+      deadline_ = std::chrono::steady_clock::now() + kFinishTimeout;
+    }
+    if (waits_for_client()) {
+      finish({grpc::StatusCode::DEADLINE_EXCEEDED,
+              "no Hello within " + in_seconds(server_.options.handshake_timeout)});
+    } else {
+      context_.TryCancel();  // The client does not take what is written to it.
+    }
+  }
+
  private:
+  friend struct State;
   enum class Next {
     kAccepted,
-    kHealthRequest,
     kHello,
     kWelcomed,
     kAction,
@@ -159,9 +191,6 @@ class EnvServer::Stream {
         accept_next(server_);
         on_accepted();
         return true;
-      case Next::kHealthRequest:
-        answer_health_check();
-        return true;
       case Next::kHello:
         if (ok) {
           guard([this] { on_hello(); });
@@ -186,6 +215,8 @@ class EnvServer::Stream {
       case Next::kFinished:
         run_environment([this] { environment_.reset(); });
         std::lock_guard server_lock(server_.mu);
+        leave_pending();
+        if (is_counted_) --server_.num_streams;
         server_.streams.erase(self_);
         server_.changed.notify_all();
         return false;
@@ -194,36 +225,53 @@ class EnvServer::Stream {
   }
 
   void on_accepted() {
-    {
-      std::lock_guard lock(server_.mu);
-      server_.streams.insert(self_);
-      if (static_cast<int>(server_.streams.size()) > server_.options.max_streams) {
-        finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
-                "this server has max_streams=" +
-                    std::to_string(server_.options.max_streams) + " streams already"});
-        return;
-      }
-    }
+    const std::string& token = server_.options.security.token;
+    const bool is_stream = context_.method() == kStreamMethod;
+    const bool has_token = !token.empty() && shows(token);
+    server_.add_pending(self_, is_stream && has_token);
     if (context_.method() == kHealthMethod) {
-      read(Next::kHealthRequest);
-      return;
-    }
-    if (context_.method() != kStreamMethod) {
+      answer_health_check();
+    } else if (!is_stream) {
       finish({grpc::StatusCode::UNIMPLEMENTED,
               "no method " + context_.method() + " here, only " + kStreamMethod});
-      return;
+    } else if (!token.empty() && !has_token) {
+      finish({grpc::StatusCode::UNAUTHENTICATED,
+              "this server wants a token; pass the one that it was started with"});
+    } else {
+      read(Next::kHello);
     }
-    if (const std::string& token = server_.options.security.token; !token.empty()) {
-      const auto& metadata = context_.client_metadata();
-      const auto found = metadata.find("authorization");
-      if (found == metadata.end() ||
-          !is_authorized({found->second.data(), found->second.size()}, token)) {
-        finish({grpc::StatusCode::UNAUTHENTICATED,
-                "this server wants a token; pass the one that it was started with"});
-        return;
+  }
+
+  bool shows(const std::string& token) const {
+    const auto& metadata = context_.client_metadata();
+    const auto found = metadata.find("authorization");
+    return found != metadata.end() &&
+           is_authorized({found->second.data(), found->second.size()}, token);
+  }
+
+  // The pending call becomes a stream, or is told why not.
+  bool begin_stream() {
+    grpc::Status refused(
+        grpc::StatusCode::RESOURCE_EXHAUSTED,
+        "this server has max_streams=" + std::to_string(server_.options.max_streams) +
+            " streams already");
+    {
+      std::lock_guard lock(server_.mu);
+      if (!pending_in_) {  // Cancelled, as others came; its client knows by now.
+        refused = grpc::Status::CANCELLED;
+      } else if (server_.num_streams < server_.options.max_streams) {
+        leave_pending();
+        ++server_.num_streams;
+        is_counted_ = true;
+        return true;
       }
     }
-    read(Next::kHello);
+    finish(refused);
+    return false;
+  }
+
+  void leave_pending() {  // Needs server_.mu held.
+    if (pending_in_) std::exchange(pending_in_, nullptr)->erase(pending_at_);
   }
 
   bool waits_for_client() const {
@@ -234,7 +282,8 @@ class EnvServer::Stream {
     finish({grpc::StatusCode::UNAVAILABLE, "the server stops"});
   }
 
-  // SERVING, for whichever service it asks: who stops no longer accepts calls.
+  // SERVING, for whichever service it asks, so the request is not read: anybody may
+  // send one, and a long one. A server that stops no longer accepts calls.
   void answer_health_check() {
     expect(Next::kFinished);
     const grpc::Slice slice(std::string("\x08\x01"));
@@ -245,6 +294,7 @@ class EnvServer::Stream {
   void on_hello() {
     ReceivedMessage message(received_);
     const Hello hello = decode_hello(message.reader());
+    if (!begin_stream()) return;
     take_spare();
     log(LogLevel::kInfo, "stream " + std::to_string(number_) + " of run \"" +
                              hello.run_id + "\" begins, from " + context_.peer());
@@ -453,8 +503,15 @@ class EnvServer::Stream {
                          {grpc::StatusCode::INTERNAL, first_line(reason)}, &tag_);
   }
 
+  static constexpr std::chrono::seconds kFinishTimeout{1};
+
   State& server_;
   std::shared_ptr<Stream> self_;  // Until the last event.
+  bool is_counted_ = false;  // In num_streams. Guarded by server_.mu, as those below.
+  std::list<std::shared_ptr<Stream>>* pending_in_ =
+      nullptr;  // None: it is not pending.
+  std::list<std::shared_ptr<Stream>>::iterator pending_at_;
+  std::chrono::steady_clock::time_point deadline_;  // While it is pending.
   std::atomic<bool> in_environment_{false};
   // Held through every event: which thread has them changes from one to the next.
   std::mutex mu_;
@@ -494,10 +551,60 @@ bool EnvServer::State::next_event(Event& event) {
   return status == grpc::CompletionQueue::GOT_EVENT;
 }
 
+void EnvServer::State::add_pending(const std::shared_ptr<Stream>& stream,
+                                   bool has_token) {
+  std::shared_ptr<Stream> oldest;
+  std::lock_guard lock(mu);
+  streams.insert(stream);
+  stream->deadline_ = std::chrono::steady_clock::now() + options.handshake_timeout;
+  auto& calls = pending[has_token];
+  if (!has_token && std::cmp_greater_equal(
+                        calls.size(), int64_t{options.max_streams} + kMaxPending)) {
+    oldest = calls.front();
+    oldest->leave_pending();
+    oldest->context_.TryCancel();
+  }
+  stream->pending_in_ = &calls;
+  stream->pending_at_ = calls.insert(calls.end(), stream);
+  if (!is_sweeping && !stopping) set_sweep();
+}
+
+void EnvServer::State::set_sweep() {
+  const auto interval = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::min<std::chrono::nanoseconds>(
+          options.handshake_timeout / 4 + std::chrono::milliseconds(1),
+          std::chrono::seconds(1)));
+  is_sweeping = true;
+  sweep_at = std::chrono::steady_clock::now() + interval;
+  alarm.Set(cq.get(),
+            gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                         gpr_time_from_millis(interval.count(), GPR_TIMESPAN)),
+            this);
+}
+
+void EnvServer::State::sweep() {
+  std::vector<std::shared_ptr<Stream>> overdue;
+  {
+    std::lock_guard lock(mu);
+    for (const auto& calls : pending) {
+      for (const auto& stream : calls) {
+        if (stream->deadline_ <= sweep_at) overdue.push_back(stream);
+      }
+    }
+    is_sweeping = false;
+    if (!stopping && !(pending[0].empty() && pending[1].empty())) set_sweep();
+  }
+  for (const auto& stream : overdue) stream->end_overdue();
+}
+
 void EnvServer::State::work(std::shared_ptr<State> self) {
   Event event;
   while (next_event(event)) {
-    Stream::on_event(*static_cast<Stream::Tag*>(event.tag), event.ok);
+    if (event.tag == this) {
+      sweep();
+    } else {
+      Stream::on_event(*static_cast<Stream::Tag*>(event.tag), event.ok);
+    }
     ++num_handled;
   }
   std::lock_guard lock(mu);
@@ -539,6 +646,9 @@ EnvServer::EnvServer(Options options) {
     throw std::invalid_argument("num_threads: expected at least 1, got " +
                                 std::to_string(options.num_threads));
   }
+  if (options.handshake_timeout.count() < 1) {
+    throw std::invalid_argument("handshake_timeout: expected at least 1 ms");
+  }
   if (options.max_streams < 1) {
     throw std::invalid_argument("max_streams: expected at least 1, got " +
                                 std::to_string(options.max_streams));
@@ -569,7 +679,10 @@ void EnvServer::start() {
                            &port);
   state.service = std::make_unique<grpc::AsyncGenericService>();
   builder.RegisterAsyncGenericService(state.service.get());
-  configure_server(builder, options.max_message_bytes);
+  configure_server(
+      builder, options.max_message_bytes,
+      std::min(options.max_streams, std::numeric_limits<int>::max() - kMaxPending) +
+          kMaxPending);
   state.cq = builder.AddCompletionQueue();
   state.server = builder.BuildAndStart();
   if (!state.server || (port == 0 && !options.address.starts_with("unix"))) {
@@ -618,6 +731,7 @@ void EnvServer::stop(std::chrono::milliseconds grace) {
   {
     std::lock_guard lock(state.mu);
     if (!state.started || state.stopping.exchange(true)) return;
+    if (state.is_sweeping) state.alarm.Cancel();
     streams.assign(state.streams.begin(), state.streams.end());
   }
   for (auto& stream : streams) stream->finish_if_waiting();
@@ -667,7 +781,7 @@ std::string EnvServer::address() const {
 
 int EnvServer::num_streams() const {
   std::lock_guard lock(state_->mu);
-  return static_cast<int>(state_->streams.size());
+  return state_->num_streams;
 }
 
 }  // namespace beast

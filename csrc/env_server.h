@@ -17,6 +17,12 @@ namespace beast {
 // and gone with it. num_threads threads run all streams: an environment that waits
 // outside of Python holds one of them. One more sees to it that clients know the server
 // alive while all are in environments. Thread-safe.
+//
+// A stream begins, and counts against max_streams, when a client that has the token (if
+// the server has one) has said Hello. Until then it is a pending call, as are health
+// checks and calls that are refused: each ends within handshake_timeout. At most
+// max_streams + kMaxPending of those that showed no token are kept; beyond, the oldest
+// is cancelled. So who has no token cannot keep out those who have it.
 class EnvServer {
  public:
   struct Options {
@@ -24,10 +30,13 @@ class EnvServer {
     // Gets the number of the stream, from 0. What it throws reaches the client.
     std::function<std::unique_ptr<Environment>(uint64_t stream)> make_environment;
     int num_threads = 1;
-    int max_streams = 1024;  // At once; more are refused.
+    int max_streams = 1024;                               // At once; more are refused.
+    std::chrono::milliseconds handshake_timeout{10'000};  // From the call to its Hello.
     size_t max_message_bytes = size_t{64} << 20;
     Security security;
   };
+
+  static constexpr int kMaxPending = 64;
 
   explicit EnvServer(Options options);  // Throws std::invalid_argument; builds nothing.
   ~EnvServer();                         // Stops it.

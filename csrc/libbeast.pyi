@@ -25,7 +25,8 @@ class ClosedBatchingQueue(RuntimeError):  # noqa: N818
 class BatchingQueue:
     """Gathers items of many threads; iterating gives their rows in batches, in order.
 
-    Iteration ends when the queue is closed; what was not handed out is dropped then.
+    When the queue is closed, iteration hands out the rows that it has accepted, then
+    ends. The last batch may be smaller than the minimum.
     """
 
     def __init__(
@@ -51,8 +52,12 @@ class BatchingQueue:
     def size(self) -> int:
         """Rows that wait for a batch."""
 
-    def close(self) -> None:
-        """Ends every wait; RuntimeError if it was closed already."""
+    def close(self, discard: bool = False) -> None:
+        """Takes no more items: enqueue() raises, also where it waits for room.
+
+        discard drops the rows that were not handed out, and iteration ends at once.
+        RuntimeError if it was closed already.
+        """
 
     def is_closed(self) -> bool: ...
     def __iter__(self) -> Self: ...
@@ -222,11 +227,12 @@ class _Stats(TypedDict):
     rollouts: int
     restarts: int
     environment_s: float  # Of single environments, as their servers say.
-    streams: int
+    streams: int  # That are not retired.
     connecting: int
     in_environment: int
     in_inference: int
     in_learner_queue: int
+    retired: dict[str, int]  # Streams that were retired, by address.
     last_errors: dict[str, str]
 
 class ActorPool:
@@ -235,7 +241,10 @@ class ActorPool:
     inference_batcher is asked with ({observation, reward, ...}, core_state), arrays
     [1, B, ...], and answers ({"action": ..., ...}, core_state). learner_queue gets
     (rows, core_state), arrays [unroll_length + 1, B, ...]; while it is full, actors wait.
-    A stream that breaks drops its rollout and begins anew.
+    A stream that breaks drops its rollout and begins anew. One that trying again does not
+    mend is retired, with an error in the log, and the others go on: its server refuses
+    us, speaks another version of the protocol, serves another environment, or failed
+    max_failures times with no rollout in between.
     """
 
     def __init__(
@@ -258,26 +267,31 @@ class ActorPool:
         max_failures: int = 3,
         num_threads: int = 0,
         channels_last: bool = False,
+        spec: EnvSpec | None = None,
     ) -> None:
         """initial_agent_state: arrays [layers, 1, ...], repeated for each environment.
 
         channels_last: images, observations [C, H, W], are channels_last in memory, as
         convolutions of that layout want them; their shape is the same.
+
+        spec: the environment that the agent is built for, as probe() tells it; without,
+        that of the first server to answer.
         """
 
     def run(self) -> None:
         """Acts until the queue or the batcher is closed or stop() is called; once only.
 
-        Raises what trying again does not mend: ConnectionError after connect_timeout_s
-        without any server, RuntimeError with what inference or, max_failures times, an
-        environment raised, ValueError for outputs that do not fit.
+        Raises at once what inference raised (RuntimeError) and ValueError for outputs
+        that do not fit; ConnectionError after connect_timeout_s without any server; and
+        when all streams are retired, why the first was: ConnectionError, ValueError, or
+        RuntimeError with what the environment raised.
         """
 
     def stop(self) -> None:
         """Makes run() return, soon."""
 
     def add_address(self, server_address: str) -> None:
-        """One more stream, also while it runs."""
+        """One more stream, also while it runs; it replaces a retired one of the address."""
 
     def count(self) -> int:
         """Steps of single environments so far."""

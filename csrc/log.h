@@ -6,7 +6,7 @@
 
 namespace beast {
 
-enum class LogLevel { kInfo, kWarning };
+enum class LogLevel { kInfo, kWarning, kError };
 
 // Where messages go; stderr unless set. Called from any thread, with no lock held that
 // the sink could want: Python's sink takes the GIL.

@@ -216,10 +216,10 @@ void bind_queues(py::module_& m) {
       .def("size", &BatchingQueue::size, ReleaseGil())
       .def(
           "close",
-          [](BatchingQueue& self) {
-            raise_if_closed_before(self.close(), "the batching queue");
+          [](BatchingQueue& self, bool discard) {
+            raise_if_closed_before(self.close(discard), "the batching queue");
           },
-          ReleaseGil())
+          py::arg("discard") = false, ReleaseGil())
       .def("is_closed", &BatchingQueue::is_closed, ReleaseGil())
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", [](BatchingQueue& self) {
@@ -445,6 +445,7 @@ py::dict stats_to_python(const ActorPool::Stats& stats) {
   dict["in_environment"] = stats.in_environment;
   dict["in_inference"] = stats.in_inference;
   dict["in_learner_queue"] = stats.in_learner_queue;
+  dict["retired"] = stats.retired;
   dict["last_errors"] = stats.last_errors;
   return dict;
 }
@@ -459,7 +460,8 @@ void bind_pool(py::module_& m) {
                        const OptionalString& tls_ca,
                        const OptionalString& tls_server_name, size_t max_message_bytes,
                        double connect_timeout_s, double step_timeout_s,
-                       int max_failures, int num_threads, bool channels_last) {
+                       int max_failures, int num_threads, bool channels_last,
+                       std::optional<EnvSpec> spec) {
              ActorPool::Options options;
              options.unroll_length = unroll_length;
              options.learner_queue = std::move(queue);
@@ -475,6 +477,7 @@ void bind_pool(py::module_& m) {
              options.max_failures = max_failures;
              options.num_threads = num_threads;
              options.channels_last = channels_last;
+             options.spec = std::move(spec);
              WithoutGil no_gil;
              return std::make_shared<ActorPool>(std::move(options));
            }),
@@ -487,7 +490,7 @@ void bind_pool(py::module_& m) {
            py::arg("max_message_bytes") = size_t{64} << 20,
            py::arg("connect_timeout_s") = 60.0, py::arg("step_timeout_s") = 300.0,
            py::arg("max_failures") = 3, py::arg("num_threads") = 0,
-           py::arg("channels_last") = false)
+           py::arg("channels_last") = false, py::arg("spec") = py::none())
       .def(
           "run", [](ActorPool& self) { self.run(check_signals); }, ReleaseGil())
       .def("stop", &ActorPool::stop, ReleaseGil())
@@ -535,7 +538,9 @@ void log_to_python(LogLevel level, const std::string& message) {
   try {
     py::module_::import("logging")
         .attr("getLogger")("chimera.libbeast")
-        .attr(level == LogLevel::kWarning ? "warning" : "info")("%s", message);
+        .attr(level == LogLevel::kError     ? "error"
+              : level == LogLevel::kWarning ? "warning"
+                                            : "info")("%s", message);
   } catch (const py::error_already_set&) {  // A log line is never worth a crash.
   }
 }

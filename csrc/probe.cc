@@ -15,9 +15,12 @@ namespace {
 
 // One try: the spec, or how the call ended.
 std::variant<EnvSpec, grpc::Status> try_once(
-    grpc::GenericStub& stub, const Security& security,
+    grpc::GenericStub& stub, const std::string& address, const Security& security,
     std::chrono::system_clock::time_point deadline, size_t max_message_bytes,
     const Tick& tick) {
+  if (!security.token.empty() && !is_socket_safe(address)) {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, kNoSocket);
+  }
   grpc::CompletionQueue cq;
   grpc::ClientContext context;
   context.set_deadline(deadline);
@@ -73,11 +76,14 @@ EnvSpec probe(const std::string& address, const Security& security,
   check_address(address);
   check_max_message_bytes(max_message_bytes);
   grpc::GenericStub stub(make_channel(address, security, max_message_bytes));
-  const auto deadline = std::chrono::system_clock::now() + timeout;
+  // Of this clock, which nobody sets: gRPC takes the time of day at each call anew.
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
   std::string reason = "no answer";
   while (true) {
     try {
-      auto result = try_once(stub, security, deadline, max_message_bytes, tick);
+      const auto until = std::chrono::system_clock::now() + (deadline - Clock::now());
+      auto result = try_once(stub, address, security, until, max_message_bytes, tick);
       if (auto* spec = std::get_if<EnvSpec>(&result)) return std::move(*spec);
       const auto& status = std::get<grpc::Status>(result);
       if (is_final(status)) {
@@ -91,7 +97,7 @@ EnvSpec probe(const std::string& address, const Security& security,
     } catch (const ProtocolError& error) {
       throw ConnectionError(address + ": " + error.what());
     }
-    if (std::chrono::system_clock::now() >= deadline) break;
+    if (Clock::now() >= deadline) break;
     if (tick) tick();
     std::this_thread::sleep_for(kTickInterval);
   }

@@ -2,12 +2,20 @@
 #include "security.h"
 
 #include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
 
+#include "errors.h"
 #include "log.h"
 
 namespace beast {
@@ -37,12 +45,45 @@ bool has_pair(const Security& security) {
   return !security.certificate_file.empty();
 }
 
-constexpr std::string_view kUnix = "unix:";
+constexpr std::string_view kUnix = "unix:", kAbstract = "unix-abstract:";
+
+[[noreturn]] void refuse_token(const std::string& address, const std::string& why) {
+  throw ConnectionError(address + ": " + why +
+                        ", so the token is not sent; pass the address of a server of "
+                        "yours, in a directory that only you can use");
+}
+
+void check_owner(const std::string& address, uid_t owner) {
+  if (owner == geteuid() || owner == 0) return;
+  refuse_token(address, "the socket belongs to user " + std::to_string(owner));
+}
+
+// The user that listens on the abstract socket, if there is one.
+std::optional<uid_t> listener_of([[maybe_unused]] std::string_view name) {
+#ifdef SO_PEERCRED
+  sockaddr_un socket_name{};
+  socket_name.sun_family = AF_UNIX;
+  name = name.substr(0, sizeof(socket_name.sun_path) - 1);
+  std::memcpy(socket_name.sun_path + 1, name.data(), name.size());
+  const auto size =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return std::nullopt;
+  ucred peer{};
+  socklen_t peer_size = sizeof(peer);
+  const bool is_known =
+      connect(fd, reinterpret_cast<sockaddr*>(&socket_name), size) == 0 &&
+      getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) == 0;
+  close(fd);
+  if (is_known) return peer.uid;
+#endif
+  return std::nullopt;
+}
 
 }  // namespace
 
 bool is_local(std::string_view address) {
-  if (address.starts_with(kUnix) || address.starts_with("unix-abstract:")) return true;
+  if (address.starts_with(kUnix) || address.starts_with(kAbstract)) return true;
   const std::string host(address.substr(0, address.rfind(':')));
   in_addr parsed;  // 127.example.org is a name, not an address.
   const bool is_ipv4 = inet_pton(AF_INET, host.c_str(), &parsed) == 1;
@@ -52,7 +93,7 @@ bool is_local(std::string_view address) {
 
 void check_address(std::string_view address) {
   const std::string quoted = '"' + std::string(address) + '"';
-  if (address.starts_with("unix-abstract:")) return;
+  if (address.starts_with(kAbstract)) return;
   if (address.starts_with(kUnix)) {
     std::string_view path = address.substr(kUnix.size());
     if (path.starts_with("//")) path.remove_prefix(2);
@@ -131,6 +172,30 @@ std::shared_ptr<grpc::ChannelCredentials> channel_credentials(
     options.pem_private_key = read_file(security.key_file, "tls_key");
   }
   return grpc::SslCredentials(options);
+}
+
+bool is_socket_safe(const std::string& address) {
+  if (address.starts_with(kAbstract)) {
+    const auto owner = listener_of(std::string_view(address).substr(kAbstract.size()));
+    if (owner) check_owner(address, *owner);
+    return owner.has_value();
+  }
+  if (!address.starts_with(kUnix)) return true;
+  std::string path = address.substr(kUnix.size());
+  if (path.starts_with("//")) path.erase(0, 2);
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) {
+    if (errno == ENOENT) return false;
+    refuse_token(address, std::strerror(errno));
+  }
+  check_owner(address, found.st_uid);
+  if (!S_ISSOCK(found.st_mode)) refuse_token(address, "the file is not a socket");
+  const std::string directory = std::filesystem::absolute(path).parent_path().string();
+  if (stat(directory.c_str(), &found) == 0 && (found.st_mode & S_IWOTH) != 0 &&
+      (found.st_mode & S_ISVTX) == 0) {
+    refuse_token(address, "anybody may replace files in " + directory);
+  }
+  return true;
 }
 
 bool is_authorized(std::string_view value, const std::string& token) {

@@ -38,6 +38,11 @@ void check_server(const std::string& address, const Security& security);
 std::shared_ptr<grpc::ServerCredentials> server_credentials(const Security& security);
 std::shared_ptr<grpc::ChannelCredentials> channel_credentials(const Security& security);
 
+// Before a token is sent to the address. True where it is no unix socket, or one that
+// this user or root listens on; false where there is no socket. Throws ConnectionError
+// where it is another user's, or lies where another user may replace it.
+bool is_socket_safe(const std::string& address);
+
 // Whether the metadata value is "Bearer TOKEN"; takes as long for any value of a
 // length.
 bool is_authorized(std::string_view metadata_value, const std::string& token);

@@ -434,6 +434,40 @@ def test_a_second_close_raises(closable):
         closable.close()
 
 
+def test_a_closed_queue_hands_out_what_it_accepted():
+    queue = libbeast.BatchingQueue(0, minimum_batch_size=2, maximum_batch_size=2)
+    queue.enqueue(np.arange(5))
+    queue.close()
+    assert [batch.tolist() for batch in queue] == [[0, 1], [2, 3], [4]]
+
+
+def test_close_discards_only_when_told():
+    queue = libbeast.BatchingQueue(0, minimum_batch_size=2, maximum_batch_size=2)
+    array = np.arange(5)
+    references = sys.getrefcount(array)
+    queue.enqueue(array)
+    queue.close(discard=True)
+    assert queue.size() == 0
+    assert sys.getrefcount(array) == references
+    assert list(queue) == []
+
+
+def test_close_after_the_producers_ended_drops_no_item():
+    """1,000 rounds: BEAST_ROUNDS=100."""
+    item = np.zeros(1)
+    for _ in range(10 * int(os.environ.get("BEAST_ROUNDS", "3"))):
+        queue = libbeast.BatchingQueue(batch_dim=0, maximum_batch_size=1)
+        consumers = [Call(sum, map(len, queue)) for _ in range(64)]
+        producers = [
+            Call(lambda queue: [queue.enqueue(item) for _ in range(100)], queue)
+            for _ in range(16)
+        ]
+        for producer in producers:
+            producer.result()
+        queue.close()
+        assert sum(consumer.result() for consumer in consumers) == 1600
+
+
 def test_close_ends_every_wait():
     queue = libbeast.BatchingQueue(batch_dim=0, maximum_queue_size=1)
     queue.enqueue(np.zeros(1))

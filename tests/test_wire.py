@@ -8,6 +8,7 @@ import contextlib
 import queue
 import signal
 import struct
+import threading
 
 import grpc
 import numpy as np
@@ -286,6 +287,29 @@ def test_the_health_service_says_serving(addresses):
         stub = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_who_has_no_token_cannot_use_up_the_streams(pb, tmp_path):
+    """64 calls that never say anything: of the health service, and without the token."""
+    address = f"unix:{tmp_path}/env"
+    options = {"env_class": "tests.envs:Counting", "server_address": address}
+    with (
+        ServerProcess(options | {"token": "secret", "max_streams": 2}) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        process.wait_until_ready()
+        channel = stack.enter_context(grpc.insecure_channel(address))
+        ended = threading.Event()
+        for method in ("/grpc.health.v1.Health/Check", "/chimera.RpcEnv/Stream"):
+            call = channel.stream_stream(method)
+            for _ in range(32):
+                stack.callback(call(iter(ended.wait, True), timeout=20).cancel)
+        stack.callback(ended.set)
+        for _ in range(2):
+            metadata = (("authorization", "Bearer secret"),)
+            client = Client(pb, address, metadata=metadata)
+            stack.callback(client.close)
+            client.begin()
 
 
 def test_a_client_that_ends_its_call_is_said_goodbye(connect):

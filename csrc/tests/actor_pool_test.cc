@@ -251,7 +251,7 @@ TEST(a_server_that_is_gone_for_long_ends_the_run_too) {
   check_has(error_of<ConnectionError>(run), dir.address());
 }
 
-TEST(what_trying_again_does_not_mend_ends_the_run_at_once) {
+TEST(what_trying_again_does_not_mend_ends_a_run_of_one_stream_at_once) {
   LogCapture log;
   TempDir dir;
   EnvServer::Options options = serving(dir.address());
@@ -274,26 +274,169 @@ TEST(what_trying_again_does_not_mend_ends_the_run_at_once) {
   run.finish();
 }
 
-TEST(more_streams_than_the_server_takes_end_the_run) {
+// --- Retired streams ---
+
+// The pool's run goes on with so many streams; what was logged of those that are
+// retired.
+std::string check_goes_on(Run& run, const LogCapture& log, const std::string& retired,
+                          int64_t num_retired, int64_t num_left) {
+  CHECK(soon([&] {
+    const auto found = run.pool->stats().retired;
+    return found.contains(retired) && found.at(retired) == num_retired;
+  }));
+  const int64_t before = run.num_rollouts();
+  CHECK(soon([&] { return run.num_rollouts() > before + 10 * num_left; }));
+  CHECK(run.running.wait_for(0s) == std::future_status::timeout);
+  CHECK_EQ(run.pool->stats().num_streams, num_left);
+  CHECK(soon([&] { return log.text().find("retired a stream") != std::string::npos; }));
+  const std::string text = log.text(), line = "retired a stream to " + retired + ": ";
+  check_has(text, line);
+  CHECK_EQ(text.find(line, text.find(line) + 1), std::string::npos);  // Once.
+  return text.substr(text.find(line),
+                     text.find('\n', text.find(line)) - text.find(line));
+}
+
+TEST(more_streams_than_the_server_takes_are_retired) {
   LogCapture log;
   TempDir dir;
   EnvServer::Options options = serving(dir.address());
   options.max_streams = 2;
   auto server = serve(options);
   Run run(Run::acting(Addresses(3, dir.address())));
-  check_has(error_of<std::runtime_error>(run), "max_streams=2");
+  check_has(check_goes_on(run, log, dir.address(), 1, 2), "max_streams=2");
+  run.finish();
 }
 
-TEST(servers_with_different_environments_are_refused) {
+TEST(a_server_with_another_environment_is_retired) {
+  LogCapture log;
+  TempDir dir;
+  auto good = serve(dir.address("good"), {.num_actions = 4});
+  auto odd = serve(dir.address("odd"), {.num_actions = 6});
+  ActorPool::Options options = Run::acting({dir.address("odd"), dir.address("odd"),
+                                            dir.address("odd"), dir.address("good")});
+  // Whoever answers first: the agent is built for one of them.
+  options.spec = CountingEnv::make_spec({.num_actions = 4});
+  Run run(options);
+  const std::string line = check_goes_on(run, log, dir.address("odd"), 3, 1);
+  check_has(line, "is not like the one that the agent is built for");
+  check_has(line, "values from 0 to 5");
+  check_has(line, "The run goes on with ");
+  check_has(line, "list its address again in --server_addresses_file");
+  check_has(run.pool->stats().last_errors.at(dir.address("odd")), "values from 0 to 5");
+  run.finish();
+}
+
+TEST(without_a_spec_the_first_server_to_answer_says_what_is_played) {
   LogCapture log;
   TempDir dir;
   auto one = serve(dir.address("one"), {.num_actions = 4});
+  Run run(Run::acting({dir.address("one")}));
+  CHECK(soon([&] { return run.num_rollouts() > 0; }));
   auto two = serve(dir.address("two"), {.num_actions = 6});
-  Run run(Run::acting({dir.address("one"), dir.address("two")}));
-  const std::string error = error_of<std::invalid_argument>(run);
-  check_has(error, dir.address("one"));
-  check_has(error, dir.address("two"));
-  check_has(error, "values from 0 to 5");
+  run.pool->add_address(dir.address("two"));
+  check_has(check_goes_on(run, log, dir.address("two"), 1, 1),
+            "is not like the one at " + dir.address("one"));
+  run.finish();
+}
+
+TEST(a_server_with_more_environments_than_fit_a_batch_is_retired) {
+  LogCapture log;
+  TempDir dir;
+  auto good = serve(dir.address("good"));
+  auto odd = serve(dir.address("odd"), {.num_envs = 4097});
+  Run run(Run::acting({dir.address("odd"), dir.address("good")}));
+  check_has(check_goes_on(run, log, dir.address("odd"), 1, 1),
+            "serves 4097 environments in a stream, more than maximum_batch_size=4096");
+  run.finish();
+}
+
+TEST(servers_that_refuse_us_or_keep_failing_are_retired) {
+  LogCapture log;
+  TempDir dir;
+  auto good = serve(dir.address("good"));
+  EnvServer::Options options = serving(dir.address("locked"));
+  options.security.token = "secret";
+  auto locked = serve(options);
+  auto failing = serve(dir.address("failing"), {.raise_at = 3});
+  RawServer other(dir.address("other"), [](RawServer::Call& call) {
+    call.read();
+    chimera::ServerMessage message;
+    message.mutable_welcome()->set_protocol_version(2);
+    call.write(message.SerializeAsString());
+    call.read();
+    return grpc::Status::OK;
+  });
+  ActorPool::Options pool = Run::acting({dir.address("locked"), dir.address("failing"),
+                                         dir.address("other"), dir.address("good")});
+  pool.spec = CountingEnv::make_spec({});
+  Run::Options run_options;
+  run_options.pool = pool;
+  Run run(run_options);
+  CHECK(soon([&] { return run.pool->stats().retired.size() == 3; }));
+  check_has(check_goes_on(run, log, dir.address("locked"), 1, 1), "wants a token");
+  check_has(check_goes_on(run, log, dir.address("other"), 1, 1), "version 2");
+  check_has(
+      check_goes_on(run, log, dir.address("failing"), 1, 1),
+      "failed 3 times with no rollout in between; at last the environment raised: "
+      "fell off the table. The run");
+  run.finish();
+  CHECK_EQ(run.pool->stats().retired.size(), 3);  // Still known.
+}
+
+TEST(a_run_ends_with_the_first_reason_when_no_stream_is_left) {
+  LogCapture log;
+  TempDir dir;
+  EnvServer::Options options = serving(dir.address("locked"));
+  options.security.token = "secret";
+  auto locked = serve(options);
+  auto gate = std::make_shared<Gate>();
+  auto failing =
+      serve(dir.address("failing"), {.raise_at = 1, .wait_at = 1, .gate = gate});
+  Run run(Run::acting({dir.address("locked"), dir.address("failing")}));
+  CHECK(soon([&] { return run.pool->stats().retired.size() == 1; }));
+  gate->open();
+  check_has(error_of<ConnectionError>(run), "wants a token");
+  check_has(log.text(), dir.address("failing") + " failed 3 times");
+}
+
+TEST(retired_streams_do_not_count_as_connected) {
+  LogCapture log;
+  TempDir dir;
+  EnvServer::Options options = serving(dir.address("locked"));
+  options.security.token = "secret";
+  auto locked = serve(options);
+  ActorPool::Options pool = Run::acting({dir.address("locked"), dir.address("none")});
+  pool.connect_timeout = 500ms;
+  Run run(pool);
+  const std::string error = error_of<ConnectionError>(run);
+  check_has(error, "no env server for 0.5 s");
+  check_has(error, "wants a token");
+}
+
+TEST(an_address_that_was_retired_may_be_added_again) {
+  LogCapture log;
+  TempDir dir;
+  auto good = serve(dir.address("good"));
+  auto mended = serve(dir.address("mended"), {.num_actions = 6});
+  ActorPool::Options options =
+      Run::acting({dir.address("good"), dir.address("mended")});
+  options.spec = CountingEnv::make_spec({});
+  Run::Options run_options;
+  run_options.pool = options;
+  run_options.stream_limit = 100;  // Both servers count their streams from 0.
+  Run run(run_options);
+  check_goes_on(run, log, dir.address("mended"), 1, 1);
+  mended.reset();
+  EnvServer::Options other = serving(dir.address("mended"));
+  other.make_environment = [](uint64_t stream) {
+    return std::make_unique<CountingEnv>(CountingEnv::Options{}, 50 + stream);
+  };
+  mended = serve(other);
+  run.pool->add_address(dir.address("mended"));
+  CHECK(soon([&] { return run.num_beyond(20, 50) == 1; }));
+  CHECK_EQ(run.pool->stats().num_streams, 2);
+  CHECK(run.pool->stats().retired.empty());
+  run.finish();
 }
 
 TEST(what_inference_raises_ends_the_run) {

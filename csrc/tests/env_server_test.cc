@@ -15,6 +15,8 @@ namespace {
 using Status = grpc::StatusCode;
 using Ints = std::vector<int64_t>;
 
+constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
+
 // An Action with this value for each environment.
 std::string action(const Ints& values) {
   std::string bytes;
@@ -473,10 +475,8 @@ TEST(other_methods_are_refused) {
 
 TEST(a_server_says_that_it_is_healthy) {
   Server server;
-  RawStream stream(plain_channel(server.address()),
-                   {.method = "/grpc.health.v1.Health/Check"});
-  CHECK(stream.write(""));
-  stream.writes_done();
+  RawStream stream(plain_channel(server.address()), {.method = kHealth});
+  stream.write("");  // Fails where the answer was quicker: it does not wait for this.
   CHECK_EQ(stream.read().value(), "\x08\x01");  // SERVING
   CHECK_STATUS(stream.finish(), Status::OK, "");
 }
@@ -518,6 +518,160 @@ TEST(more_streams_than_the_maximum_are_refused_until_there_is_room) {
   CHECK(soon([&] { return server.server->num_streams() == 2; }));
   Client client(channel);
   CHECK_EQ(client.begin()[0].frame, 0);
+}
+
+TEST(silent_calls_do_not_keep_out_who_has_the_token) {
+  EnvServer::Options options = serving("");
+  options.security.token = "secret";
+  options.max_streams = 2;
+  Server server(options);
+  std::vector<std::unique_ptr<RawStream>> silent;
+  for (int i = 0; i < 100; ++i) {
+    const char* method = i % 3 == 0 ? kHealth : i % 3 == 1 ? kStreamMethod : "/x";
+    silent.push_back(std::make_unique<RawStream>(plain_channel(server.address(), i % 5),
+                                                 RawStream::Options{.method = method}));
+  }
+  const auto channel = plain_channel(server.address());
+  Client one(channel, {.authorization = "Bearer secret"});
+  one.begin();
+  Client two(channel, {.authorization = "Bearer secret"});
+  two.begin();
+  CHECK_EQ(server.server->num_streams(), 2);
+  Client three(channel, {.authorization = "Bearer secret"});
+  CHECK_STATUS(status_after(three, encode_hello("test")), Status::RESOURCE_EXHAUSTED,
+               "max_streams=2");
+}
+
+TEST(calls_without_a_hello_are_no_streams_and_end) {
+  for (const char* token : {"", "secret"}) {
+    EnvServer::Options options = serving("");
+    options.security.token = token;
+    options.max_streams = 2;
+    options.handshake_timeout = 300ms;
+    Server server(options);
+    const std::string authorization = *token ? "Bearer secret" : "";
+    const auto channel = plain_channel(server.address());
+    std::vector<std::unique_ptr<RawStream>> silent;
+    for (int i = 0; i < 5; ++i) {
+      silent.push_back(std::make_unique<RawStream>(
+          channel, RawStream::Options{.authorization = authorization}));
+    }
+    Client client(channel, {.authorization = authorization});
+    client.begin();
+    CHECK_EQ(server.server->num_streams(), 1);
+    for (auto& stream : silent) {
+      CHECK(!stream->read());
+      CHECK_STATUS(stream->finish(), Status::DEADLINE_EXCEEDED,
+                   "no Hello within 0.3 s");
+    }
+    client.step();  // What is a stream may take its time.
+  }
+}
+
+TEST(a_hello_is_not_late_where_the_server_had_no_time_to_read_it) {
+  auto gate = std::make_shared<Gate>();
+  EnvServer::Options options = serving("", {.wait_at = 1, .gate = gate});
+  options.handshake_timeout = 100ms;
+  Server server(options);
+  const auto channel = plain_channel(server.address());
+  Client slow(channel);
+  slow.begin();
+  CHECK(slow.write(action({0})));
+  gate->await_waiting(1);
+  Client other(channel);
+  CHECK(other.write(encode_hello("test")));
+  std::this_thread::sleep_for(500ms);  // Several times its deadline.
+  gate->open();
+  CHECK(other.read().has_value());
+}
+
+TEST(of_too_many_silent_calls_the_oldest_is_cancelled) {
+  EnvServer::Options options = serving("");
+  options.max_streams = 3;
+  Server server(options);
+  const int limit = 3 + EnvServer::kMaxPending;
+  std::vector<std::unique_ptr<RawStream>> silent;
+  for (int i = 0; i < 2 * limit; ++i) {
+    silent.push_back(
+        std::make_unique<RawStream>(plain_channel(server.address(), i % 7)));
+  }
+  Client client(plain_channel(server.address(), 7));
+  client.begin();
+  CHECK(!silent[0]->read());
+  CHECK_STATUS(silent[0]->finish(), Status::CANCELLED, "");
+  // The newest may still begin.
+  CHECK(silent.back()->write(encode_hello("test")));
+  CHECK(silent.back()->read().has_value());
+}
+
+// A connection that speaks HTTP/2 as no gRPC client would.
+class RawConnection {
+ public:
+  explicit RawConnection(const std::string& address)
+      : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::strncpy(name.sun_path, address.c_str() + 5, sizeof(name.sun_path) - 1);
+    CHECK_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+    const timeval limit{5, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  ~RawConnection() { close(fd_); }
+  void send_bytes(const std::string& bytes) {
+    CHECK_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), bytes.size());
+  }
+  void send_frame(char type, char flags, char stream, const std::string& payload) {
+    const auto size = static_cast<char>(payload.size());
+    send_bytes(std::string({0, 0, size, type, flags, 0, 0, 0, stream}) + payload);
+  }
+  // The type of the next frame; nothing at the end or after 5 s.
+  std::optional<int> next_frame() {
+    const std::string head = receive(9);
+    if (head.size() < 9) return std::nullopt;
+    receive((static_cast<uint8_t>(head[0]) << 16) +
+            (static_cast<uint8_t>(head[1]) << 8) + static_cast<uint8_t>(head[2]));
+    return head[3];
+  }
+
+ private:
+  std::string receive(size_t size) {
+    std::string bytes(size, 0);
+    size_t got = 0;
+    while (got < size) {
+      const ssize_t n = recv(fd_, bytes.data() + got, size - got, 0);
+      if (n <= 0) break;
+      got += n;
+    }
+    return bytes.substr(0, got);
+  }
+  const int fd_;
+};
+
+TEST(who_does_not_take_the_answer_is_cancelled) {
+  EnvServer::Options options = serving("");
+  options.handshake_timeout = 200ms;
+  Server server(options);
+  RawConnection connection(server.address());
+  connection.send_bytes("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  // A window of no bytes: the server may not send a message.
+  connection.send_frame(4, 0, 0, std::string({0, 4, 0, 0, 0, 0}));
+  std::string headers;
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+           {":method", "POST"},
+           {":scheme", "http"},
+           {":path", kHealth},
+           {":authority", "localhost"},
+           {"te", "trailers"},
+           {"content-type", "application/grpc"}}) {
+    headers += '\0' + std::string(1, static_cast<char>(name.size())) + name +
+               std::string(1, static_cast<char>(value.size())) + value;
+  }
+  connection.send_frame(1, 4, 1, headers);  // HEADERS, all of them.
+  std::optional<int> type;
+  do {
+    type = connection.next_frame();
+    CHECK(type.has_value());
+  } while (type != 3);  // RST_STREAM
 }
 
 TEST(clients_that_go_away_anywhere_leave_nothing_behind) {
@@ -624,7 +778,7 @@ TEST(stop_ends_idle_streams_at_once) {
   Client client(server.address());
   RawStream silent(server.address());
   client.begin();
-  CHECK(soon([&] { return server.server->num_streams() == 2; }));
+  CHECK_EQ(server.server->num_streams(), 1);
   const auto begin = Clock::now();
   server.server->stop(10s);
   CHECK(Clock::now() - begin < kSoon);

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "security.h"
 
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+
 #include "check.h"
 #include "envs.h"
 
@@ -130,6 +140,83 @@ TEST(only_bearer_and_the_token_is_authorized) {
     }
   }
   CHECK(!is_authorized({"Bearer secret\0", 14}, "secret"));
+}
+
+// A socket on which a process of that user listens, while this lives.
+class Listener {
+ public:
+  Listener(const std::string& address, uid_t user) {
+    const bool is_abstract = address.starts_with("unix-abstract:");
+    const std::string path = address.substr(address.find(':') + 1);
+    int ready[2];
+    CHECK_EQ(pipe(ready), 0);
+    child_ = fork();
+    if (child_ == 0) {
+      sockaddr_un name{};
+      name.sun_family = AF_UNIX;
+      std::memcpy(name.sun_path + is_abstract, path.data(), path.size());
+      const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+      const auto size =
+          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
+      if (setuid(user) != 0 ||
+          bind(fd, reinterpret_cast<sockaddr*>(&name), size) != 0 ||
+          listen(fd, 8) != 0 || write(ready[1], "r", 1) != 1) {
+        _exit(1);
+      }
+      while (true) pause();
+    }
+    close(ready[1]);
+    char byte = 0;
+    CHECK_EQ(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+  }
+  ~Listener() {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+
+ private:
+  pid_t child_;
+};
+
+// Like /tmp, unless others may remove what is not theirs.
+std::string open_to_all(const TempDir& dir, bool is_sticky = true) {
+  const std::string path = dir.address("").substr(5);
+  CHECK_EQ(chmod(path.c_str(), is_sticky ? 01777 : 0777), 0);
+  return dir.address("env");
+}
+
+TEST(a_socket_of_ones_own_is_safe) {
+  TempDir dir;
+  CHECK(is_socket_safe("localhost:80"));
+  for (const std::string& address :
+       {open_to_all(dir), "unix-abstract:" + dir.address()}) {
+    CHECK(!is_socket_safe(address));  // There is none.
+    Listener listener(address, geteuid());
+    CHECK(is_socket_safe(address));
+  }
+  CHECK(is_socket_safe("unix://" + dir.address().substr(5)));
+}
+
+TEST(a_socket_that_is_anothers_or_may_become_it_is_not_safe) {
+  TempDir dir;
+  const std::string address = open_to_all(dir), path = address.substr(5);
+  if (geteuid() == 0) {  // Only root becomes another user.
+    for (const std::string& other : {address, "unix-abstract:" + dir.address()}) {
+      Listener listener(other, 12345);
+      CHECK_THROWS(
+          ConnectionError, is_socket_safe(other),
+          other + ": the socket belongs to user 12345, so the token is not sent");
+    }
+    unlink(path.c_str());
+  }
+  Listener listener(address, geteuid());
+  CHECK_EQ(symlink(path.c_str(), (path + ".link").c_str()), 0);
+  CHECK_THROWS(ConnectionError, is_socket_safe(address + ".link"), "is not a socket");
+  CHECK_THROWS(ConnectionError, is_socket_safe(address + "/more"), "Not a directory");
+  open_to_all(dir, /*is_sticky=*/false);
+  CHECK_THROWS(ConnectionError, is_socket_safe(address),
+               "anybody may replace files in");
 }
 
 }  // namespace
