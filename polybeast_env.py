@@ -115,7 +115,7 @@ g.add_argument(
     "--nice", default=0, type=int, help="so much lower is the servers' priority"
 )
 g.add_argument("--until_stdin_closes", default=False, action=yes_no, help="end with the process that holds the other end of stdin")  # fmt: skip
-g.add_argument("--ready_fd", type=int, help="file descriptor that gets a line once all servers listen")  # fmt: skip
+g.add_argument("--ready_fd", type=int, help="file descriptor that gets a line once all servers listen [none]")  # fmt: skip
 
 
 def check_flags(flags: argparse.Namespace) -> None:

@@ -217,7 +217,7 @@ def probe(flags: argparse.Namespace, local: LocalServers) -> libbeast.EnvSpec:
         if not poll.hear():
             local.new_addresses()
     poll.ended.set()
-    for error in poll.errors.values():
+    for error in [poll.errors[a] for a in poll.asked if a in poll.errors]:
         if isinstance(error, TimeoutError):
             continue
         if isinstance(error, ConnectionError):

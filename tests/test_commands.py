@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import ROOT, free_port, read_logs, wait_for
 
-pytestmark = pytest.mark.xdist_group("shared memory")
 needs_libbeast = pytest.mark.skipif(
     bool(os.environ.get("CHIMERA_NO_LIBBEAST")), reason="needs libbeast"
 )
@@ -65,7 +64,7 @@ def told(said, what):
     return found[1]
 
 
-@pytest.mark.parametrize("agent", ["monobeast", pytest.param("polybeast", marks=needs_libbeast)])  # fmt: skip
+@pytest.mark.parametrize("agent", ["monobeast", pytest.param("polybeast", marks=[needs_libbeast, pytest.mark.slow])])  # fmt: skip
 def test_what_a_finished_run_prints(tmp_path, agent):
     run = begin(agent, tmp_path, "--total_steps=200")
     said = run.communicate(timeout=100)[1]
@@ -113,6 +112,7 @@ def test_what_stopped_and_damaged_runs_print(tmp_path):
     assert not (path / "model.prev.tar").exists()
 
 
+@pytest.mark.slow
 def test_names_that_begin_with_a_dash(tmp_path):
     run = begin("monobeast", tmp_path, "--total_steps=200", xpid="-x", savedir="--s")
     said = run.communicate(timeout=60)[1]

@@ -211,7 +211,6 @@ def test_a_page_that_trains_nothing_runs(page, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("shared memory")
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in QUICK])
 def test_a_page_that_trains_runs(page, tmp_path):
     run_page(page, tmp_path)

@@ -600,7 +600,7 @@ def test_a_step_larger_than_max_message_bytes_is_refused_by_the_server():
     ):
         text = str(acting.wait_for_error())
     assert "max_message_bytes=65536" in text
-    assert "raise it on both sides" in text
+    assert "a larger --max_message_bytes on both sides" in text
 
 
 def test_a_step_larger_than_max_message_bytes_is_refused_by_the_client():

@@ -24,7 +24,6 @@ CARTPOLE = {
     "monobeast": ["--env=CartPole-v1", "--num_actors=1", "--envs_per_actor=4"],
     "polybeast": ["--env=CartPole-v1", "--num_servers=1", "--envs_per_server=4"],
 }
-pytestmark = pytest.mark.xdist_group("shared memory")
 
 
 def read_evals(path):
@@ -170,7 +169,9 @@ def test_a_test_that_fails_does_not_end_the_training(start):
     assert "cannot write" in run.text()
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    "agent", ["monobeast", pytest.param("polybeast", marks=pytest.mark.slow)]
+)
 def test_a_test_may_write_much_to_stderr(start, agent):
     args = [*CARTPOLE[agent][1:], "--env=tests.envs.loud:Loud-v0", "--eval_every=500"]
     args += ["--total_steps=100000000", "--num_test_episodes=2"]
@@ -208,6 +209,7 @@ def test_a_test_by_hand_is_not_taken_for_one_of_the_training(start):
     assert report.read_text() == by_hand  # Nor is it overwritten.
 
 
+@pytest.mark.slow
 def test_damaged_evals_are_kept_aside_and_go_on(start):
     args = [*CARTPOLE["monobeast"], "--eval_every=200", "--num_test_episodes=2"]
     run = start(*args, "--total_steps=600")

@@ -19,9 +19,6 @@ import rundir
 import runfiles
 from tests.conftest import ROOT, make_flags, read_logs
 
-# One at a time: they look for what others leave in shared memory.
-pytestmark = pytest.mark.xdist_group("shared memory")
-
 SMALL = {"num_actors": 0, "envs_per_actor": 2, "batch_size": 2, "unroll_length": 5}
 
 

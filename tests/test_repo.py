@@ -53,7 +53,6 @@ def test_make_train_passes_things_on():
     assert "--env BreakoutNoFrameskip-v4 --total_steps 1000" in shown.stdout
 
 
-@pytest.mark.xdist_group("shared memory")
 def test_python_commands_of_the_readme_run(tmp_path, monkeypatch):
     """In their order, since some test what others trained; cut short."""
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,6 @@ SMALL = {
     "monobeast": ["--num_actors=0", "--envs_per_actor=2"],
     "polybeast": ["--num_servers=1", "--envs_per_server=2"],
 }
-pytestmark = pytest.mark.xdist_group("shared memory")
 
 
 def run(tmp_path, *args, agent="monobeast", env="CartPole-v1", total_steps=100):
@@ -118,6 +117,7 @@ def test_a_meta_of_an_older_version_begins_the_history(tmp_path):
 
 
 @pytest.mark.skipif(len(AGENTS) < 2, reason="needs libbeast")
+@pytest.mark.slow
 def test_several_learners_refuse_and_say_it_too(tmp_path):
     def torchrun(*args):
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

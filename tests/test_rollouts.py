@@ -13,9 +13,6 @@ import monobeast
 import rollouts
 from tests.conftest import alive, make_flags, wait_for
 
-# One at a time: they look for what others leave in shared memory.
-pytestmark = pytest.mark.xdist_group("shared memory")
-
 COUNTING = "tests.envs:Counting-v0"
 LIMIT = "tests.envs:CountingLimit-v0"
 

@@ -78,7 +78,6 @@ def test_steps_may_be_written_as_people_do():
     assert isinstance(flags.total_steps, int)
 
 
-@pytest.mark.xdist_group("shared memory")
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_run_says_what_it_does_and_what_to_type_next(
     name, tmp_path, caplog, monkeypatch
