@@ -49,7 +49,7 @@ ifndef CHIMERA_NO_LIBBEAST
 	$(BIN)/cmake --build build/release
 	$(BIN)/ctest --test-dir build/release --output-on-failure -j 4
 endif
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 # Does it still learn? To thresholds, in less than 10 minutes on 2 cores.
 learn-test: libbeast libatari

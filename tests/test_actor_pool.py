@@ -374,6 +374,7 @@ def test_a_killed_server_is_used_again_once_it_is_back(tmp_path):
     assert all(rows["first"][0, 0] and rows["reward"][0, 0] == 0 for rows in begun)
 
 
+@pytest.mark.slow
 def test_a_step_may_take_longer_than_a_frozen_peer_is_waited_for(tmp_path):
     """Keepalive is answered meanwhile; takes 14 seconds."""
     address = f"unix:{tmp_path}/slow"

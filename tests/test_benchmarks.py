@@ -113,6 +113,7 @@ def test_a_run_is_compared_with_the_limits_beside_it():
     assert sps.over_limits_beside(runs, limits, "b") == [1.0, 0.5]
 
 
+@pytest.mark.slow
 def test_scaling_of_short_runs(tmp_path):
     out, figure = tmp_path / "scaling.json", tmp_path / "scaling.png"
     short = ["--rounds=1", "--seconds=1", "--warm_up_s=0.5", "--servers=2", "--at=4"]

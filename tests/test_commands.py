@@ -84,6 +84,7 @@ def test_what_a_finished_run_prints(tmp_path, agent):
     assert "charts/episodic_return" in shell(f"{curves} --inspect", tmp_path)
 
 
+@pytest.mark.slow
 def test_what_stopped_and_damaged_runs_print(tmp_path):
     run = begin("monobeast", tmp_path, "--total_steps=1000000000", "--checkpoint_s=0.2")
     path = tmp_path / SAVEDIR / NAME

@@ -181,6 +181,7 @@ def test_a_test_may_write_much_to_stderr(start, agent):
     assert run.wait(30) == 128 + signal.SIGTERM, run.text()
 
 
+@pytest.mark.slow
 def test_a_loud_test_that_fails_is_quoted_and_the_run_ends(start):
     args = [*CARTPOLE["monobeast"][1:], "--env=tests.envs.loud:Loud-v0"]
     args += ["--eval_every=200", "--total_steps=2000", "--num_test_episodes=2"]
@@ -191,6 +192,7 @@ def test_a_loud_test_that_fails_is_quoted_and_the_run_ends(start):
     assert read_evals(run.path) == []
 
 
+@pytest.mark.slow
 def test_a_test_by_hand_is_not_taken_for_one_of_the_training(start):
     args = ["--total_steps=100000000", "--eval_every=500", "--num_test_episodes=3"]
     run = start(*CARTPOLE["monobeast"], *args)

@@ -302,6 +302,7 @@ def kill_learners(run, times):
     return taken
 
 
+@pytest.mark.slow
 def test_restarts_that_would_not_work_are_refused(start):
     run = start_two(start, max_restarts=1, shared_store="0")
     assert run.wait() != 0

@@ -400,6 +400,7 @@ def other_python(tmp_path_factory):
     return path / "bin/python"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_server_in_another_python_environment(tmp_path_factory, tmp_path, learner):
     python = other_python(tmp_path_factory)

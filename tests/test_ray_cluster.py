@@ -44,6 +44,7 @@ def test_flags_that_do_not_go_with_ray_are_refused(start):
     assert "--server_addresses is not for Ray" in run.text()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_a_cluster_without_room_is_said(start):
     args = ("--cpus_per_server=1000", "--placement_timeout_s=3")

@@ -17,6 +17,9 @@ import rundir
 from tests.conftest import ROOT, alive, children, read_logs, wait_for
 from tools import sweep
 
+# On one worker: their runs are made once.
+pytestmark = pytest.mark.xdist_group("sweep")
+
 SHORT = ["--env=CartPole-v1", "--unroll_length=5", "--batch_size=2", "--log_s=0.1"]
 SHORT += ["--num_actors=0", "--envs_per_actor=2"]
 SLOTS = min(2, rundir.num_cores())

@@ -10,6 +10,9 @@ import pytest
 
 from tests.conftest import ROOT, read_logs, wait_for
 
+# On one worker: their runs are made once.
+pytestmark = pytest.mark.xdist_group("tools")
+
 SHORT = ["--env=CartPole-v1", "--num_actors=0", "--unroll_length=5", "--batch_size=2"]
 
 

@@ -240,6 +240,7 @@ def test_a_disk_that_is_full_at_any_write(small_disk, caplog, capsys, is_resumed
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_of_a_test_are_shown_on_a_full_disk(small_disk, start):
     run = start(*CARTPOLE[:1], "--num_actors=0", "--total_steps=640")
     assert run.wait() == 0, run.text()
@@ -254,6 +255,7 @@ def test_results_of_a_test_are_shown_on_a_full_disk(small_disk, start):
     assert not [name for name in files if "eval" in name or "mp4" in name]
 
 
+@pytest.mark.slow
 def test_a_read_only_directory_is_named_and_can_be_looked_at(small_disk, start):
     args = [*CARTPOLE[:1], "--num_actors=0"]
     run = start(*args, "--total_steps=640")
