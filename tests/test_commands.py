@@ -124,6 +124,7 @@ def test_names_that_begin_with_a_dash(tmp_path):
     assert (tmp_path / "-x.png").exists()
 
 
+@pytest.mark.slow
 def test_what_a_sweep_prints(tmp_path):
     sweep = f"python -m tools.sweep --savedir '{SAVEDIR}' --name 'my sweep' "
     sweep += "--agent monobeast --total_steps 100 "

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("name", "args"), [("loss", ["--env=CartPole-v1"]), ("minatar", []), ("minigrid", [])]
+    ("name", "args"), [("loss", ["--env=CartPole-v1"]), pytest.param("minatar", [], marks=pytest.mark.slow), ("minigrid", [])]
 )  # fmt: skip
 def test_a_fork_applies_and_trains(tmp_path, name, args):
     for file in ("polybeast.py", "polybeast_env.py"):

@@ -65,7 +65,9 @@ def test_another_task_or_network_is_refused(tmp_path, caplog, agent, env, args, 
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    "agent", ["monobeast", pytest.param("polybeast", marks=pytest.mark.slow)]
+)
 def test_other_flags_are_said_and_kept_in_the_history(tmp_path, caplog, agent):
     assert run(tmp_path, agent=agent, total_steps=100) == 0
     assert "flags differ" not in caplog.text

@@ -212,7 +212,9 @@ def leave_pages(disk, count):
         filler.truncate(filler.tell() - count * 4096)
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize(
+    "is_resumed", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_a_disk_that_is_full_at_any_write(small_disk, caplog, capsys, is_resumed):
     """Each time a bit later: meta.json, latest, logs.csv, events, model.tar."""
     args = [*FULL, f"--savedir={small_disk}"]

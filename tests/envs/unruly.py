@@ -47,8 +47,6 @@ class Faulty(Counting):
                 reward = float("nan")
             elif what == "none_reward":
                 reward = None
-            elif what == "text_reward":
-                reward = "a lot"
             elif what == "inf_observation":
                 observation["more"][1] = np.inf
             elif what == "missing_key":
